@@ -139,7 +139,7 @@ class Timers:
             for interval in [timedelta(seconds=job.seconds)]
         ]
         reads.topics.watch(lambda topic, settings: self.wake())
-        consumers.wake = idle.wake = self.wake
+        consumers.deadlines.wake = idle.wake = self.wake
 
     def start(self) -> None:
         """Starts the jobs."""

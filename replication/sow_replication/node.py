@@ -1,12 +1,5 @@
 """All links of an instance: dialling, accepting, purging of tombstones, and REPLICATED.
 
-A peer that this instance sends to, as the status names it:
-
-    connecting ──▶ greeting ──▶ seeding ◀──▶ streaming
-        ▲             │            │             │        `dialled`: the driver has a stream
-        │             ▼            ▼             ▼        `closed`: the link has ended, for any reason
-        └───────── waiting, or refused (an operator has to change something), until the backoff has passed
-
     [1]  There is at most one link per peer and one per source. A new link of the same sender replaces the old one.
     [2]  A tombstone is purged early once every peer has it and then every source's journal has been read up to a head
          that the source had when it had the tombstone itself. So each source has to be a peer for the same topics. Any
@@ -18,13 +11,9 @@ A peer that this instance sends to, as the status names it:
          every source for which [2] does not hold (`wait_for`), for the time when they come back.
     [4]  No tombstone is purged while a peer has to be heard first (RESEED_PENDING): this instance may have lost its
          data, so that the peer is not yet a source and will bring records that have been deleted here since.
-    [5]  REPLICATED is answered once every sync peer that covers the topic and is not downgraded has the sequence. It is
-         refused when fewer than `min_sync_peers` are left (rule R8).
-
+    [5]  REPLICATED is answered as `gates` says, whenever a peer has made progress or its state has changed.
     [6]  `add`, `remove`, `pause` and `resume` change the links while others run (rule R14). A removed peer is asked
          for nothing and waited for by nothing from then on; a paused sync peer counts as downgraded.
-
-A paused peer is in the state `paused`, from which only `resume` leads, to `connecting`.
 
 Not safe for threads: all calls come on one. The driver calls `due` and dials, `accept` for a stream that comes, `tick`
 about once a second, and `wake` after durable commits.
@@ -32,114 +21,27 @@ about once a second, and `wake` after durable commits.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, MergeCounts
 from sow_peering.answers import Answer
-from sow_replication.backoff import OPERATORS, Backoff
+from sow_replication.backoff import OPERATORS
+from sow_replication.gates import Gates
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
+from sow_replication.link_states import Incoming, Outgoing, Trouble
 from sow_replication.options import Mode, NodeOptions, PeerOptions
-from sow_replication.ports import ANY_CALLER, PeerCaller, Reason, Refused, Store
+from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.receiver import Receiver
 from sow_replication.sender import Sender
-
-COVERS_MAX: Final = 1000
-"""Probes for which the acknowledgements at the time of sending are kept."""
 
 PAUSED: Final = 2**62
 """The time of the next dial of a paused peer: never."""
 
 _UP: Final = ("seeding", "streaming")
 """States of a link on which changes flow."""
-
-
-class Trouble:
-    """The last error of a link."""
-
-    def __init__(self) -> None:
-        self.reason: Reason = types_pb2.ERROR_REASON_UNSPECIFIED
-        self.message = ""
-        self.at_micros = 0
-
-    def happened(self, why: Refused, now_micros: int) -> None:
-        """Stores an error."""
-        self.reason, self.message, self.at_micros = why.reason, why.message, now_micros
-
-    def is_like(self, why: Refused) -> bool:
-        """True if the error is the same as before: a repeated failure needs no line in the log."""
-        if why.reason != types_pb2.ERROR_REASON_UNSPECIFIED:
-            return self.reason == why.reason
-        return (self.reason, self.message) == (why.reason, why.message)
-
-    def passed(self) -> None:
-        """The link is up."""
-        self.reason, self.message, self.at_micros = types_pb2.ERROR_REASON_UNSPECIFIED, "", 0
-
-
-class Outgoing:
-    """The state of a peer, over all its links."""
-
-    def __init__(self, peer: PeerOptions, options: NodeOptions, draw: random.Random, now_micros: int) -> None:
-        self.peer: Final = peer
-        self.backoff: Final = Backoff(options, draw)
-        self.sender: Sender | None = None
-        self.trouble: Final = Trouble()
-        self.state = "connecting"
-        self.since_micros = now_micros
-        self.next_at_micros = now_micros
-        self.downgraded = False
-        self.healthy_at_micros = now_micros
-        """The last time when it was connected and kept up, or made progress."""
-        self.behind_since_micros = 0
-        """The time since when it lacks changes; 0: it has everything."""
-        self.mark: tuple[int, int] | None = None
-        """A time, and the head at that time."""
-        self.acknowledged_time = 0
-        """It has everything that was committed here before this time."""
-        self.asked: tuple[int, int] | None = None
-        """A time, and the head at that time: the delay until the peer has that head tells whether it keeps up."""
-        self.lacking: frozenset[str] | None = None
-        """Topics that the peer lacked, in whole or in part, when its last link ended; None: there was no link."""
-        self.refusals: list[str] | None = None
-        """Topics that the peer refused when it was last seen; None: not seen since the start."""
-        self.gives_first = False
-        """True if the peer refuses changes until this instance has taken the changes of the peer."""
-        self.paused = False
-        """True if nothing is sent to it until it is resumed."""
-
-    def enter(self, state: str, now_micros: int) -> None:
-        """Changes its state."""
-        if state != self.state:
-            self.state, self.since_micros = state, now_micros
-
-
-class Incoming:
-    """The state of a source, over all its links, since this process started."""
-
-    def __init__(self, name: str) -> None:
-        self.name: Final = name
-        self.live: Receiver | None = None
-        self.trouble: Final = Trouble()
-        self.applied = 0
-        self.superseded = 0
-        self.dropped = 0
-        self.rows_refused = 0
-        self.head = 0
-        self.skew_micros = 0
-        self.satisfied_probe = 0
-        """Everything that it had when it heard this probe was applied."""
-        self.read_time = 0
-        """Changes that it may still bring are newer than every tombstone made here before this time."""
-        self.refusals: list[str] | None = None
-        """Its topics that this instance refused when it was last seen; None: not seen since the start."""
-        self.covers: deque[tuple[int, int]] = deque(maxlen=COVERS_MAX)
-        """Probes, each with the time up to which the source had acknowledged everything when the probe went out."""
 
 
 class Node:
@@ -162,9 +64,7 @@ class Node:
         self._purging = False
         self._purge_trouble: Final = Trouble()
         self._aged_at = 0
-        self._gates: dict[str, list[tuple[int, int, Answer[None, Refused]]]] = {}
-        """The waiting writes of each topic, in a heap by sequence, because there may be very many."""
-        self._gates_made = itertools.count()
+        self._gates = Gates(store, options, self.outgoing, self.settled)
         self._receivers: set[Receiver] = set()
         """All receivers that have not ended, also those whose sender is not yet known."""
         self.observe: Callable[[str, dict[str, object]], None] = lambda event, fields: None
@@ -193,7 +93,7 @@ class Node:
             return
         now = self.store.now_micros()
         if sender.identity is not None:
-            out.lacking = sender.lacking()
+            out.lacking = sender.link_topics.lacking()
             # A link that ends each time before any progress (its first changes are refused, say) is no success.
             if sender.advanced or now - sender.since_micros >= self.options.backoff_max_micros:
                 out.backoff.succeeded()
@@ -241,7 +141,7 @@ class Node:
                 receiver.fail(why)
         if incoming is not None and incoming.live is not None:
             incoming.live.fail(why)
-        self._answer_gates()
+        self._gates.answer()
 
     def pause(self, name: str) -> None:
         """Ends the link to a peer, and does not dial it. Its journal is held as if it were away (rule R9)."""
@@ -287,7 +187,7 @@ class Node:
         out.refusals = sender.refusals()
         out.enter("seeding" if sender.seeding else "streaming", now)
         self._look_at(out, now)
-        self._answer_gates()
+        self._gates.answer()
 
     def _look_at(self, out: Outgoing, now: int) -> None:
         """Updates lag and health (rule R8)."""
@@ -314,7 +214,7 @@ class Node:
         ):
             out.downgraded = True
             self.observe("peer_downgraded", {"peer": out.peer.name})
-            self._answer_gates()
+            self._gates.answer()
 
     def _keeps_up(self, out: Outgoing, settled: int, head: int, now: int) -> bool:
         """True if a peer has everything, or everything of a moment ago: under steady writes some changes are always
@@ -445,7 +345,7 @@ class Node:
         for incoming in self.incoming.values():
             if incoming.live is not None:
                 self._note(incoming, incoming.live)
-        self._answer_gates()
+        self._gates.answer()
         self._purge(now)
 
     def _look_after(self, machine: Sender | Receiver) -> None:
@@ -554,52 +454,8 @@ class Node:
 
     def replicated(self, topic: str, sequence: int) -> Answer[None, Refused]:
         """Answered once the sync peers have the sequence ([5])."""
-        gate: Answer[None, Refused] = Answer()
-        heapq.heappush(self._gates.setdefault(topic, []), (sequence, next(self._gates_made), gate))
-        self._answer_gates_of(topic)
-        return gate
+        return self._gates.replicated(topic, sequence)
 
     def sync_peers(self, topic: str) -> int:
         """The number of sync peers that are configured for the topic."""
-        return len(self._sync(topic))
-
-    def _sync(self, topic: str) -> list[Outgoing]:
-        sync = [out for out in self.outgoing.values() if out.peer.mode is Mode.SYNC]
-        return [out for out in sync if self.store.shares(out.peer.topics, topic)]
-
-    def _answer_gates(self) -> None:
-        for topic in list(self._gates):
-            self._answer_gates_of(topic)
-
-    def _answer_gates_of(self, topic: str) -> None:
-        gates = self._gates[topic]
-        counted = [out for out in self._sync(topic) if not out.downgraded and self._takes(out, topic)]
-        reached = [self._reached(out, topic) for out in counted]
-        wanted = max(self.options.min_sync_peers, 1)
-        while gates and (len(counted) < wanted or gates[0][0] <= min(reached)):
-            sequence, _, gate = heapq.heappop(gates)
-            if len(counted) >= wanted:
-                gate.settle(None)
-                continue
-            have = sum(sequence <= upto for upto in reached)
-            gate.settle(
-                Refused(
-                    types_pb2.ERROR_REASON_REPLICATION_UNAVAILABLE,
-                    f"the write is stored here; {have} of {wanted} required sync peers have it",
-                )
-            )
-        if not gates:
-            del self._gates[topic]
-
-    def _takes(self, out: Outgoing, topic: str) -> bool:
-        """False if the peer refuses the topic."""
-        return out.sender is None or not out.sender.refused(topic)
-
-    def _reached(self, out: Outgoing, topic: str) -> int:
-        """The sequence up to which the peer has a topic."""
-        # The acknowledged sequence does not cover topics that the peer refuses, nor those that are being seeded.
-        if out.sender is not None and out.sender.identity is not None:
-            has_topic = out.sender.is_seeded(topic)
-        else:
-            has_topic = out.lacking is not None and topic not in out.lacking
-        return self.settled(out) if has_topic else 0
+        return self._gates.sync_peers(topic)

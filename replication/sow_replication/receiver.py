@@ -42,10 +42,10 @@ from sow_peering import (
 )
 from sow_replication.checks import check
 from sow_replication.greeting import Begin, Continue, Decision, pending
+from sow_replication.link_topics import TopicState
 from sow_replication.messages import durable_of, identity_of, instance_of, kind_of, mark_of
 from sow_replication.options import NodeOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
-from sow_replication.sender import TopicState
 from sow_replication.skew import Skew
 
 MESSAGE_BYTES: Final = 1024

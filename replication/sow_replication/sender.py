@@ -5,14 +5,7 @@
         └───────────────────────────────────┘   `fail`: by the driver (the stream broke), by a tick (silence), by a
                                                 message that breaks the protocol or names another instance
 
-A topic of the link:
-
-    pending ──(answer)──▶ seeding ──(its last part acknowledged)──▶ seeded
-       │                  ▲  ▲ │                                     │ │
-       │                  │  │ └──────────(answer: refused)──┐       │ │
-       │   (answer: wanted)  └──(the journal was pruned, or answer: wanted)
-       ▼                  │                                  ▼         │
-    refused ──────────────┘◀───────────────(answer: refused)───────────┘
+The states of its topics are those of `link_topics`.
 
     [1]  Changes are sent in the order of the journal, each read from the end of the last one. Parts of seeds alternate
          with them.
@@ -20,8 +13,7 @@ A topic of the link:
     [3]  Where the journal has lost changes of a topic, the first part of that topic's seed is sent before any message
          that moves the receiver's cursor over the lost changes. So a receiver that fails in between knows that it needs
          the seed.
-    [4]  At most `flight_bytes_max` and `flight_messages_max` are sent and not acknowledged; one message may be larger.
-         One more message is ready, and one read is under way.
+    [4]  Messages are sent while the window has room. One more message is ready, and one read is under way.
     [5]  The store hears of an acknowledgement only while no topic is seeding or pending, and only up to the head at
          which the topics were last looked at: up to there the peer has everything. Tombstones, the other direction and
          REPLICATED rely on that.
@@ -37,40 +29,21 @@ The driver runs the result of `next_read` on a reader thread and hands the outco
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity, JournalPart, PublisherPart, SeedPart, TopicKind
 from sow_replication.checks import check
 from sow_replication.durable_marks import DurableTeller
+from sow_replication.link_topics import LinkTopic, LinkTopics, TopicState
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
 from sow_replication.reads import Fetched, JournalRead, PublishersRead, Read, Seed, SeedRead
 from sow_replication.skew import Skew
-
-
-class TopicState(enum.Enum):
-    """The state of a topic on the link."""
-
-    PENDING = "pending"
-    SEEDING = "seeding"
-    SEEDED = "seeded"
-    REFUSED = "refused"
-
-
-@dataclass(slots=True)
-class _Topic:
-    kind: TopicKind
-    state: TopicState = TopicState.PENDING
-    message: str = ""
-    """Why it was refused."""
-    seed: Seed | None = None
-    """The seed, until all of it is read and acknowledged."""
+from sow_replication.window import Window
 
 
 class _Ready(NamedTuple):
@@ -94,15 +67,6 @@ class _Echo(NamedTuple):
 
     probe: int
     head: int
-
-
-class _Flying(NamedTuple):
-    """A message that is not acknowledged yet."""
-
-    size: int
-    upto: int
-    part: int
-    committed_micros: int
 
 
 class Sender:
@@ -134,8 +98,8 @@ class Sender:
         self._control: deque[replication_pb2.ReplicateRequest] = deque()
         self._hello_head = store.head()
         self._watched_head = self._hello_head
-        """The head when the topics were last looked at: a topic that is not among `_topics` was created later."""
-        self._topics = {kind.name: _Topic(kind) for kind in self._matching()}
+        """The head when the topics were last looked at: a topic that is not among `link_topics` was created later."""
+        self.link_topics: Final = LinkTopics(self._matching())
         self._returning = False
 
         self._read_upto = 0
@@ -160,13 +124,7 @@ class Sender:
         self._ready: deque[_Ready] = deque()
         self._held: tuple[_Ready, set[str]] | None = None
         """Changes that wait, and the topics whose seeds have to begin first ([3])."""
-        self._flight: deque[_Flying] = deque()
-        self._flight_bytes = 0
-        self._seed_flight: deque[_Flying] = deque()
-        self._parts = 0
-        """The number of parts of seeds that were sent."""
-        self._merged = 0
-        """The number of parts that were acknowledged."""
+        self._window = Window(options)
         self._probe = 0
         """The last probe of the receiver."""
         self._echo = _Echo(0, 0)
@@ -192,7 +150,7 @@ class Sender:
     @property
     def seeding(self) -> bool:
         """True if a topic is not yet seeded."""
-        return any(topic.state in (TopicState.SEEDING, TopicState.PENDING) for topic in self._topics.values())
+        return self.link_topics.seeding
 
     @property
     def settled(self) -> int:
@@ -200,43 +158,27 @@ class Sender:
         are not for the link."""
         if not self.streaming or self.seeding:
             return max(self._told, 0)
-        return self._cursor if self._flight else max(self._cursor, self._sent_upto)
+        return self._cursor if self._window.has_changes else max(self._cursor, self._sent_upto)
 
     @property
     def oldest_commit_micros(self) -> int:
         """The commit time of the oldest change under way; 0: there is none."""
-        for flying in self._flight:
-            if flying.committed_micros:
-                return flying.committed_micros
+        if oldest := self._window.oldest_commit_micros:
+            return oldest
         return next((ready.committed_micros for ready in self._ready if ready.committed_micros), 0)
 
     def topics(self) -> list[tuple[str, TopicState, str]]:
         """The topics with their states, and the reasons of refusals."""
-        return [(name, topic.state, topic.message) for name, topic in self._topics.items()]
-
-    def refused(self, topic: str) -> bool:
-        """True if the peer refuses the topic."""
-        found = self._topics.get(topic)
-        return found is not None and found.state is TopicState.REFUSED
+        return self.link_topics.states()
 
     def refusals(self) -> list[str]:
         """The topics that the peer refuses."""
-        return [name for name, topic in self._topics.items() if topic.state is TopicState.REFUSED]
-
-    def lacking(self) -> frozenset[str]:
-        """The topics that the peer lacks, in whole or in part."""
-        return frozenset(name for name, topic in self._topics.items() if topic.state is not TopicState.SEEDED)
-
-    def is_seeded(self, topic: str) -> bool:
-        """True if the peer has the topic's snapshot, so that changes bring the rest. The link notices a new topic at
-        the next tick."""
-        found = self._topics.get(topic)
-        return found is not None and found.state is TopicState.SEEDED
+        return self.link_topics.refusals()
 
     @property
     def advanced(self) -> bool:
         """True if anything that was sent over this link was acknowledged."""
-        return self._cursor > self._began_at or self._merged > 0
+        return self._cursor > self._began_at or self._window.merged > 0
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -251,21 +193,18 @@ class Sender:
         if self._held is not None:
             names = self._held[1]
         else:
-            names = {name for name, topic in self._topics.items() if topic.seed is not None and not topic.seed.read}
+            names = self.link_topics.with_unread_seeds()
         head = self._store.head()
         after_id = None if self.seeding or self._held is not None or self._publishers else self._publishers_after
         # Changes and seeds alternate, changes first. One read more than the window holds is ready when there is room.
         if self._held is None and head > self._read_upto and not ((names or after_id is not None) and self._seed_turn):
             self._seed_turn = True
-            active = [
-                name for name, topic in self._topics.items() if topic.state in (TopicState.SEEDING, TopicState.SEEDED)
-            ]
             assert self.identity is not None, "it is streaming"
             return JournalRead(
                 self._store,
                 self.identity,
                 self._read_upto,
-                frozenset(active),
+                self.link_topics.with_changes(),
                 self.peer.filter,
                 self._options.read_bytes_max,
                 head,
@@ -273,12 +212,11 @@ class Sender:
             )
         self._seed_turn = False
         for name in sorted(names):
-            seed = self._topics[name].seed
+            seed = self.link_topics.by_name[name].seed
             assert seed is not None, "chosen for it"
             return SeedRead(self._store, name, seed, seed.after_key, self.peer.filter, self._options.seed_bytes_max)
         if after_id is not None:
-            seeded = [name for name, topic in self._topics.items() if topic.state is TopicState.SEEDED]
-            return PublishersRead(self._store, frozenset(seeded), after_id)
+            return PublishersRead(self._store, self.link_topics.seeded(), after_id)
         return None
 
     def took(self, result: Fetched | Refused) -> None:
@@ -289,7 +227,7 @@ class Sender:
         if self.failure is not None:
             return
         part = None if isinstance(result, Refused) else result.part
-        if part is not None and not isinstance(part, PublisherPart) and self._receiver_knows_another_kind(part.kinds):
+        if part is not None and not isinstance(part, PublisherPart) and self.link_topics.has_another_kind(part.kinds):
             self._watch_topics()  # the receiver is told first, and then this is read again
         elif isinstance(read, SeedRead):
             self._took_seed(read, result)
@@ -319,11 +257,6 @@ class Sender:
             self._push(_Ready(message, message.ByteSize(), self._read_upto, 0, echo, "", None, False))
         self.wake()
 
-    def _receiver_knows_another_kind(self, kinds: Sequence[TopicKind]) -> bool:
-        """True if a topic has another kind by now than the receiver knows."""
-        known = self._topics
-        return any(kind.name in known and known[kind.name].kind != kind for kind in kinds)
-
     def _took_changes(
         self, read: JournalRead, piece: JournalPart, message: replication_pb2.ReplicateRequest | None
     ) -> None:
@@ -338,20 +271,17 @@ class Sender:
             None,
             False,
         )
-        lost = {
-            name
-            for name in piece.lost
-            if name in self._topics and self._topics[name].state in (TopicState.SEEDING, TopicState.SEEDED)
-        }
+        topics = self.link_topics.by_name
+        lost = {name for name in piece.lost if name in topics and topics[name].takes_changes}
         if lost:
             for name in lost:
-                self._start_seed(self._topics[name], b"", lost=True)
+                self._start_seed(topics[name], b"", lost=True)
             self._held = (ready, lost)
         else:
             self._push(ready)
 
     def _took_seed(self, read: SeedRead, result: Fetched | Refused) -> None:
-        topic = self._topics.get(read.topic)
+        topic = self.link_topics.by_name.get(read.topic)
         if topic is None or topic.seed is not read.seed:
             return  # the topic has left, or its seed begins anew
         seed = read.seed
@@ -361,7 +291,7 @@ class Sender:
                 return
             # The topic was deleted. The receiver is told at once: if the topic were back at the next look, the receiver
             # would take it for the one that it has already asked for, and would not ask again.
-            del self._topics[read.topic]
+            del self.link_topics.by_name[read.topic]
             self._announce()
             self._seed_begun(read.topic)
             return
@@ -403,7 +333,7 @@ class Sender:
             assert ready.echo is not None, "changes have one"
             self._echo = ready.echo
             passed = True
-        if passed and not self._flight:
+        if passed and not self._window.has_changes:
             self._progressed(self)  # no acknowledgement will report it
 
     # -- sending ----------------------------------------------------------------------------------------------------
@@ -420,7 +350,7 @@ class Sender:
             return self._control.popleft()
         if self.identity is None:
             return None
-        if self._ready and self._has_room(self._ready[0].size):
+        if self._ready and self._window.has_room(self._ready[0].size):
             self._sent_at = now
             return self._send(self._ready.popleft(), now)
         if now - self._sent_at >= self._options.heartbeat_micros:
@@ -437,19 +367,10 @@ class Sender:
             )
         return None
 
-    def _has_room(self, size: int) -> bool:
-        messages = len(self._flight) + len(self._seed_flight)
-        if not messages:
-            return True
-        return (
-            messages < self._options.flight_messages_max and self._flight_bytes + size <= self._options.flight_bytes_max
-        )
-
     def _send(self, ready: _Ready, now: int) -> replication_pb2.ReplicateRequest:
         request = ready.request
         assert request is not None, "the others were skipped"
-        self._flight_bytes += ready.size
-        if not self._flight:
+        if not self._window.has_changes:
             self.progress_at_micros = now
         if ready.seed is None:
             assert ready.echo is not None, "changes have one"
@@ -460,12 +381,11 @@ class Sender:
             changes.head_sequence = ready.echo.head
             changes.probe = ready.echo.probe
             changes.now_micros = now
-            self._flight.append(_Flying(ready.size, ready.upto, 0, ready.committed_micros))
+            self._window.send_changes(ready.size, ready.upto, ready.committed_micros)
         else:
-            self._parts += 1
+            part = self._window.send_part(ready.size)
             if ready.ends:
-                ready.seed.last_part = self._parts
-            self._seed_flight.append(_Flying(ready.size, 0, self._parts, 0))
+                ready.seed.last_part = part
         self._pass_over()
         self.wake()  # there is room to read ahead
         return request
@@ -479,7 +399,7 @@ class Sender:
                 instance=instance_of(identity, self._store.cluster),
                 topics_pattern=self.peer.topics,
                 filter=self.peer.filter,
-                topics=[topic_of(topic.kind) for topic in self._topics.values()],
+                topics=list(map(topic_of, self.link_topics.kinds)),
                 head_sequence=self._hello_head,
                 now_micros=self._store.now_micros(),
                 waiting=source is not None and source.wait_for != 0,
@@ -545,23 +465,14 @@ class Sender:
     def _acknowledged(self, message: replication_pb2.Acknowledged) -> None:
         self.skew.saw(message.now_micros - self._heard_at)
         self._probe = max(self._probe, message.probe)
-        if message.sequence > self._sent_upto or message.seeds > self._parts:
+        if message.sequence > self._sent_upto or message.seeds > self._window.parts:
             return self.fail(
                 Refused(types_pb2.ERROR_REASON_PROTOCOL_MISMATCH, "the acknowledged messages were never sent")
             )
-        before = len(self._flight) + len(self._seed_flight)
         self._cursor = max(self._cursor, message.sequence)
-        self._merged = max(self._merged, message.seeds)
-        while self._flight and self._flight[0].upto <= self._cursor:
-            self._flight_bytes -= self._flight.popleft().size
-        while self._seed_flight and self._seed_flight[0].part <= self._merged:
-            self._flight_bytes -= self._seed_flight.popleft().size
-        for topic in self._topics.values():
-            if topic.seed is not None and 0 < topic.seed.last_part <= self._merged:
-                topic.seed = None
-                topic.state = TopicState.SEEDED
-        if len(self._flight) + len(self._seed_flight) < before or not before:
+        if self._window.acknowledged(self._cursor, message.seeds):
             self.progress_at_micros = self._heard_at
+        self.link_topics.acknowledge_seeds(self._window.merged)
         self._tell()
         return None
 
@@ -579,15 +490,13 @@ class Sender:
         self._progressed(self)
 
     def _answered(self, answer: replication_pb2.TopicAnswer) -> None:
-        topic = self._topics.get(answer.topic)
+        topic = self.link_topics.by_name.get(answer.topic)
         if topic is None:
             return  # the topic has left the link meanwhile
         if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
-            if topic.state in (TopicState.SEEDING, TopicState.SEEDED):
+            if topic.takes_changes:
                 self._publishers_again()
-            topic.state = TopicState.REFUSED
-            topic.message = answer.message
-            topic.seed = None
+            topic.refuse(answer.message)
             self._seed_begun(answer.topic)
         elif answer.state == replication_pb2.TOPIC_STATE_WANTED:
             if not (answer.after_key and topic.seed is not None and topic.seed.lost):
@@ -596,10 +505,8 @@ class Sender:
             topic.state = TopicState.SEEDED
             self._publishers_again()
 
-    def _start_seed(self, topic: _Topic, after_key: bytes, *, lost: bool) -> None:
-        topic.state = TopicState.SEEDING
-        topic.message = ""
-        topic.seed = Seed(after_key, lost)
+    def _start_seed(self, topic: LinkTopic, after_key: bytes, *, lost: bool) -> None:
+        topic.begin_seed(after_key, lost=lost)
         self._publishers_again()
 
     def _publishers_again(self) -> None:
@@ -628,7 +535,7 @@ class Sender:
     def tell_durables(self) -> None:
         """Tells of the durables that have changed ([8]); also the last thing on a link that ends in order."""
         if self.identity is not None and self.failure is None:
-            seeded = {name for name, topic in self._topics.items() if topic.state is TopicState.SEEDED}
+            seeded = self.link_topics.seeded()
             self._control.extend(self._durables.messages(self.identity, seeded, self._store.now_micros()))
 
     def _watch_topics(self) -> None:
@@ -638,26 +545,16 @@ class Sender:
             return
         self._topics_version = version
         kinds = self._matching()
-        if kinds == [topic.kind for topic in self._topics.values()]:
+        if kinds == self.link_topics.kinds:
             return
-        before = self._topics
-        self._topics = {}
-        for kind in kinds:
-            topic = before.get(kind.name)
-            if topic is None:
-                topic = _Topic(kind)
-            topic.kind = kind
-            self._topics[kind.name] = topic
-        for name in before.keys() - self._topics.keys():
+        for name in self.link_topics.replace(kinds):
             self._seed_begun(name)
         self._announce()
 
     def _announce(self) -> None:
         """Tells the receiver the topics of the link."""
-        kinds = [topic.kind for topic in self._topics.values()]
-        self._control.append(
-            replication_pb2.ReplicateRequest(topics=replication_pb2.Topics(topics=[topic_of(kind) for kind in kinds]))
-        )
+        topics = list(map(topic_of, self.link_topics.kinds))
+        self._control.append(replication_pb2.ReplicateRequest(topics=replication_pb2.Topics(topics=topics)))
 
     def _watch_missed(self) -> None:
         if self._missed_mark is None and self._store.peer(self.peer.name).missed:

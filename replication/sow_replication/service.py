@@ -26,7 +26,8 @@ from sow_peering import TopicKind
 from sow_replication.calls import Calls
 from sow_replication.checks import check, check_texts, checked
 from sow_replication.greeting import not_accepted, of_other_cluster
-from sow_replication.node import Node, Outgoing
+from sow_replication.link_states import Outgoing
+from sow_replication.node import Node
 from sow_replication.options import SECOND, PeerOptions
 from sow_replication.ports import ANY_CALLER, LinkTexts, PeerCaller, Refused
 from sow_replication.reads import Fetched, Read

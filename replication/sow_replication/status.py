@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from sow.v1 import admin_pb2, types_pb2
-from sow_replication.node import Incoming, Node, Outgoing
+from sow_replication.link_states import Incoming, Outgoing
+from sow_replication.link_topics import TopicState
+from sow_replication.node import Node
 from sow_replication.options import Mode
-from sow_replication.sender import TopicState
 
 
 def status(node: Node) -> admin_pb2.GetReplicationStatusResponse:

@@ -14,10 +14,9 @@ The function is made as a tree of Python's own `ast`, never as text, so nothing 
 from __future__ import annotations
 
 import ast
-import enum
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from sow_server.engine.values import fields
 from sow_server.engine.values.keys import EXACT_MAX
@@ -25,7 +24,7 @@ from sow_server.engine.values.patterns import PatternError, replacer, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
 from sow_server.filters.filter_errors import FilterError
-from sow_server.filters.placement import Placement
+from sow_server.filters.operands import InlineTests, Operand, Placement, ValueKinds
 from sow_server.filters.predicate import Matcher, Predicate
 from sow_server.filters.tree import (
     LITERALS,
@@ -76,38 +75,20 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
 _Made = TypeVar("_Made")
 
 
-class _ValueKinds(enum.Flag):
-    """The possible kinds of an expression's value."""
-
-    NULL = enum.auto()
-    BOOLEAN = enum.auto()
-    NUMBER = enum.auto()
-    TEXT = enum.auto()
-    OTHER = enum.auto()
-    """Arrays and objects."""
-
-
-_ANY: Final = _ValueKinds.NULL | _ValueKinds.BOOLEAN | _ValueKinds.NUMBER | _ValueKinds.TEXT | _ValueKinds.OTHER
-_MAYBE_NUMBER: Final = _ValueKinds.NUMBER | _ValueKinds.NULL
-_MAYBE_TEXT: Final = _ValueKinds.TEXT | _ValueKinds.NULL
-_MAYBE_BOOLEAN: Final = _ValueKinds.BOOLEAN | _ValueKinds.NULL
-
-
-class _Operand(NamedTuple):
-    """A value in the generated code. `name` may be used any number of times, see `Placement`."""
-
-    name: ast.expr
-    kinds: _ValueKinds
+_ANY: Final = ValueKinds.NULL | ValueKinds.BOOLEAN | ValueKinds.NUMBER | ValueKinds.TEXT | ValueKinds.OTHER
+_MAYBE_NUMBER: Final = ValueKinds.NUMBER | ValueKinds.NULL
+_MAYBE_TEXT: Final = ValueKinds.TEXT | ValueKinds.NULL
+_MAYBE_BOOLEAN: Final = ValueKinds.BOOLEAN | ValueKinds.NULL
 
 
 _METADATA: Final = {
-    MetadataName.KEY: ("key", _ValueKinds.TEXT),
-    MetadataName.VERSION: ("version", _ValueKinds.NUMBER),
-    MetadataName.PUBLISH_TIME: ("publish_time_micros", _ValueKinds.NUMBER),
+    MetadataName.KEY: ("key", ValueKinds.TEXT),
+    MetadataName.VERSION: ("version", ValueKinds.NUMBER),
+    MetadataName.PUBLISH_TIME: ("publish_time_micros", ValueKinds.NUMBER),
     MetadataName.EXPIRE_TIME: ("expire_time_micros", _MAYBE_NUMBER),
-    MetadataName.TOPIC: ("topic", _ValueKinds.TEXT),
-    MetadataName.SEQUENCE: ("sequence", _ValueKinds.NUMBER),
-    MetadataName.ORIGIN: ("origin", _ValueKinds.TEXT),
+    MetadataName.TOPIC: ("topic", ValueKinds.TEXT),
+    MetadataName.SEQUENCE: ("sequence", ValueKinds.NUMBER),
+    MetadataName.ORIGIN: ("origin", ValueKinds.TEXT),
 }
 _RESULTS: Final = {
     Function.LENGTH: _MAYBE_NUMBER,
@@ -126,14 +107,6 @@ _RESULTS: Final = {
     Function.REVERSE: _MAYBE_TEXT,
     Function.DATE_MICROS: _MAYBE_NUMBER,
     Function.FORMAT_TIME: _MAYBE_TEXT,
-}
-_OPERATORS: Final[dict[Comparison, type[ast.cmpop]]] = {
-    Comparison.EQUAL: ast.Eq,
-    Comparison.NOT_EQUAL: ast.NotEq,
-    Comparison.LESS: ast.Lt,
-    Comparison.LESS_OR_EQUAL: ast.LtE,
-    Comparison.GREATER: ast.Gt,
-    Comparison.GREATER_OR_EQUAL: ast.GtE,
 }
 _INVERSE: Final = {
     Comparison.EQUAL: Comparison.NOT_EQUAL,
@@ -170,7 +143,8 @@ class _Compilation:
         }
         self._bound: dict[object, ast.expr] = {}
         self._placement = Placement()
-        self._operands: dict[Expression, _Operand] = {}
+        self._tests = InlineTests(self._placement)
+        self._operands: dict[Expression, Operand] = {}
         self._constant: dict[int, bool] = {}  # by id: the tree outlives this object
         if folding:
             self._find_constants(tree)
@@ -251,7 +225,10 @@ class _Compilation:
                 operand_ = self._raw(expression)
                 exactly = py.compare(operand_.name, ast.Is(), ast.Constant(wanted))
                 return py.or_(
-                    [exactly, py.and_([self._is_list(operand_), py.settled(self._truth_value(expression), wanted)])]
+                    [
+                        exactly,
+                        py.and_([self._tests.is_list(operand_), py.settled(self._truth_value(expression), wanted)]),
+                    ]
                 )
             case Compare():
                 return self._compared(expression, wanted)
@@ -327,7 +304,7 @@ class _Compilation:
             comparison, left, right = MIRRORED[comparison], right, left
         if isinstance(left, Null) or isinstance(right, Null):
             operand = self._raw(right if isinstance(left, Null) else left)
-            return self._never_true(
+            return self._tests.never_true(
                 operand, self._apply(_GENERAL[comparison], operand.name, ast.Constant(None)), wanted
             )
         key = comparison in _EQUALITIES and (self._is_key(left) or self._is_key(right))
@@ -339,24 +316,28 @@ class _Compilation:
         both = one.kinds | other.kinds
         general = _KEYS[comparison] if key else _GENERAL[comparison]
         slow = py.settled(self._apply(general, one.name, other.name), wanted)
-        for kinds, kind in ((_MAYBE_NUMBER, _ValueKinds.NUMBER), (_MAYBE_TEXT, _ValueKinds.TEXT)):
+        for kinds, kind in ((_MAYBE_NUMBER, ValueKinds.NUMBER), (_MAYBE_TEXT, ValueKinds.TEXT)):
             if both in kinds:
-                alive = [self._is_not_null(operand) for operand in (one, other) if _ValueKinds.NULL in operand.kinds]
-                return py.and_([*alive, self._test(one, effective, other.name, kind)])
+                alive = [
+                    self._tests.is_not_null(operand) for operand in (one, other) if ValueKinds.NULL in operand.kinds
+                ]
+                return py.and_([*alive, self._tests.compared(one, effective, other.name, kind)])
         alike = py.and_(
             [
-                py.compare(self._type(one), ast.Is(), self._type(other)),
-                py.or_([py.compare(self._type(one), ast.Is(), py.name(name)) for name in ("float", "str", "int")]),
+                py.compare(self._tests.type_of(one), ast.Is(), self._tests.type_of(other)),
+                py.or_(
+                    [py.compare(self._tests.type_of(one), ast.Is(), py.name(name)) for name in ("float", "str", "int")]
+                ),
             ]
         )
-        return py.if_(alike, self._test(one, effective, other.name, _ValueKinds.NUMBER), slow)
+        return py.if_(alike, self._tests.compared(one, effective, other.name, ValueKinds.NUMBER), slow)
 
     def _compared_with(
-        self, comparison: Comparison, operand: _Operand, constant: fields.Scalar | None, wanted: bool, *, key: bool
+        self, comparison: Comparison, operand: Operand, constant: fields.Scalar | None, wanted: bool, *, key: bool
     ) -> ast.expr:
         assert constant is not None, "null has been compared already"
         effective = comparison if wanted else _INVERSE[comparison]
-        if key and not (_ValueKinds.NUMBER in operand.kinds and _equal_as_texts(constant)):
+        if key and not (ValueKinds.NUMBER in operand.kinds and _equal_as_texts(constant)):
             constant = values.text_of(constant)
             assert constant is not None, "a literal that is not null has a text"
         if key:
@@ -365,11 +346,11 @@ class _Compilation:
         else:
             slow = self._apply(values.comparing_with(comparison, constant), operand.name)
         kind = _kind(constant)
-        fast = self._test(operand, effective, ast.Constant(constant), kind)
-        if kind is _ValueKinds.BOOLEAN and comparison in _EQUALITIES:
+        fast = self._tests.compared(operand, effective, ast.Constant(constant), kind)
+        if kind is ValueKinds.BOOLEAN and comparison in _EQUALITIES:
             fast = py.compare(operand.name, ast.Is(), ast.Constant(constant is (effective is Comparison.EQUAL)))
-        coerces = key or kind is _ValueKinds.NUMBER or fields.number_of(constant) is not None
-        return self._fast_or_slow(operand, kind, fast, py.settled(slow, wanted), coerces=coerces)
+        coerces = key or kind is ValueKinds.NUMBER or fields.number_of(constant) is not None
+        return self._tests.fast_or_slow(operand, kind, fast, py.settled(slow, wanted), coerces=coerces)
 
     def _in(self, listed: In, wanted: bool) -> ast.expr:
         subject = self._folded(listed.operand)
@@ -379,15 +360,15 @@ class _Compilation:
         operand = self._raw(subject)
         truth = self._apply(values.member_of(items, key=key), operand.name)
         if not present:
-            return self._never_true(operand, truth, wanted)
+            return self._tests.never_true(operand, truth, wanted)
         slow = py.settled(truth, wanted)
         kinds = {_kind(item) for item in present}
         if key and not all(_equal_as_texts(item) for item in present):
             kinds, present = (
-                {_ValueKinds.TEXT},
+                {ValueKinds.TEXT},
                 [text for item in present if (text := values.text_of(item)) is not None],
             )
-        if kinds not in ({_ValueKinds.NUMBER}, {_ValueKinds.TEXT}):
+        if kinds not in ({ValueKinds.NUMBER}, {ValueKinds.TEXT}):
             return slow
         (kind,) = kinds
         if wanted:
@@ -396,9 +377,9 @@ class _Compilation:
             fast = ast.Constant(False)  # a value that equals no item may still equal the null among them
         else:
             fast = py.compare(operand.name, ast.NotIn(), py.constant(frozenset(present)))
-            fast = self._unless_nan(operand, fast, kind)
-        coerces = key or kind is _ValueKinds.NUMBER or any(fields.number_of(item) is not None for item in present)
-        return self._fast_or_slow(operand, kind, fast, slow, coerces=coerces)
+            fast = self._tests.unless_nan(operand, fast, kind)
+        coerces = key or kind is ValueKinds.NUMBER or any(fields.number_of(item) is not None for item in present)
+        return self._tests.fast_or_slow(operand, kind, fast, slow, coerces=coerces)
 
     def _between(self, node: Between, wanted: bool) -> ast.expr:
         subject, low, high = self._folded(node.operand), self._folded(node.low), self._folded(node.high)
@@ -421,7 +402,7 @@ class _Compilation:
                 ]
             )
         coerces = any(fields.number_of(end.value) is not None for end in (low, high))
-        return self._fast_or_slow(operand, _kind(low.value), fast, py.settled(slow, wanted), coerces=coerces)
+        return self._tests.fast_or_slow(operand, _kind(low.value), fast, py.settled(slow, wanted), coerces=coerces)
 
     def _like(self, like: Like, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(like.operand))
@@ -438,7 +419,7 @@ class _Compilation:
         else:
             fast = self._apply(search, operand.name)
         slow = py.settled(self._apply(values.searching(search), operand.name), wanted)
-        return self._fast_or_slow(operand, _ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
+        return self._tests.fast_or_slow(operand, ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
 
     def _matches(self, node: Matches, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(node.operand))
@@ -450,20 +431,20 @@ class _Compilation:
         texts = [values.text_of(_value(text)) for text in folded]
         present = [text for text in texts if text is not None]
         if not present or (len(present) < len(texts) and not wanted):
-            return self._never_true(operand, truth, wanted)
+            return self._tests.never_true(operand, truth, wanted)
         if node.test is TextTest.CONTAINS:
             fast = py.or_([py.compare(ast.Constant(text), ast.In(), operand.name) for text in present])
         else:
             method = "startswith" if node.test is TextTest.BEGINS_WITH else "endswith"
             constant = py.constant(present[0] if len(present) == 1 else tuple(present))
             fast = py.method(operand.name, method, constant)
-        return self._fast_or_slow(operand, _ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
+        return self._tests.fast_or_slow(operand, ValueKinds.TEXT, fast if wanted else py.not_(fast), slow, coerces=True)
 
     def _is_null(self, subject: Expression, wanted: bool) -> ast.expr:
         operand = self._raw(self._folded(subject))
         if isinstance(subject, Path):
             lists_and_floats = py.or_(
-                [self._is_list(operand), py.compare(self._type(operand), ast.Is(), py.name("float"))]
+                [self._tests.is_list(operand), py.compare(self._tests.type_of(operand), ast.Is(), py.name("float"))]
             )
             null = py.or_(
                 [
@@ -471,7 +452,7 @@ class _Compilation:
                     py.and_([lists_and_floats, self._apply(values.is_null, operand.name)]),
                 ]
             )
-        elif _ValueKinds.NULL in operand.kinds:
+        elif ValueKinds.NULL in operand.kinds:
             null = py.compare(operand.name, ast.Is(), ast.Constant(None))
         else:
             null = ast.Constant(False)
@@ -479,35 +460,35 @@ class _Compilation:
 
     # --- values ------------------------------------------------------------------------------------------------------
 
-    def _raw(self, expression: Expression) -> _Operand:
+    def _raw(self, expression: Expression) -> Operand:
         """An operand of a comparison: an array stays an array."""
         known = self._operands.get(expression)
         if known is None:
             known = self._operands[expression] = self._new_operand(self._folded(expression))
         return known
 
-    def _single(self, expression: Expression) -> _Operand:
+    def _single(self, expression: Expression) -> Operand:
         """An operand of which only one value is wanted (values [3])."""
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
-        load = py.if_(self._is_list(operand), self._apply(values.first, operand.name), operand.name)
-        return _Operand(self._placement.name(("single", expression), load), _ANY)
+        load = py.if_(self._tests.is_list(operand), self._apply(values.first, operand.name), operand.name)
+        return Operand(self._placement.name(("single", expression), load), _ANY)
 
-    def _passed_on(self, expression: Expression) -> _Operand:
+    def _passed_on(self, expression: Expression) -> Operand:
         """A single value that becomes the value of an expression, so that null has to be None (values [1])."""
         operand = self._raw(expression)
         if not isinstance(expression, Path):
             return operand
-        simple = py.or_([py.compare(self._type(operand), ast.Is(), py.name(name)) for name in ("str", "int")])
+        simple = py.or_([py.compare(self._tests.type_of(operand), ast.Is(), py.name(name)) for name in ("str", "int")])
         load = py.if_(simple, operand.name, self._apply(values.first, operand.name))
-        return _Operand(self._placement.name(("passed on", expression), load), _ANY)
+        return Operand(self._placement.name(("passed on", expression), load), _ANY)
 
-    def _new_operand(self, expression: Expression) -> _Operand:
+    def _new_operand(self, expression: Expression) -> Operand:
         match expression:
             case Null() | Boolean() | Number() | Text():
                 value = _value(expression)
-                return _Operand(ast.Constant(value), _kind(value))
+                return Operand(ast.Constant(value), _kind(value))
             case Path(steps):
                 return self._place(expression, py.load_field(py.name("document"), steps, _INLINE_STEPS_MAX), _ANY)
             case Metadata(name):
@@ -520,10 +501,10 @@ class _Compilation:
                 return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
             case FunctionCall(Function.NOW_MICROS):
                 now = ast.Attribute(py.name("meta"), "now_micros", ast.Load())
-                return self._place(expression, now, _ValueKinds.NUMBER)
+                return self._place(expression, now, ValueKinds.NUMBER)
             case FunctionCall(Function.MESSAGE_SIZE):
                 size = ast.Attribute(py.name("meta"), "size", ast.Load())
-                return self._place(expression, size, _ValueKinds.NUMBER)
+                return self._place(expression, size, ValueKinds.NUMBER)
             case FunctionCall(Function.REGEXP_REPLACE, (subject, Text(pattern), new)):
                 replaced = values.replacing(_checked(replacer, pattern))
                 texts = self._single(subject).name, self._single(new).name
@@ -541,8 +522,8 @@ class _Compilation:
             case _:
                 return self._place(expression, self._truth_value(expression), _MAYBE_BOOLEAN)
 
-    def _place(self, expression: Expression, load: ast.expr, kinds: _ValueKinds) -> _Operand:
-        return _Operand(self._placement.name(expression, load), kinds)
+    def _place(self, expression: Expression, load: ast.expr, kinds: ValueKinds) -> Operand:
+        return Operand(self._placement.name(expression, load), kinds)
 
     def _is_key(self, expression: Expression) -> bool:
         match expression:
@@ -561,64 +542,6 @@ class _Compilation:
             name = self._bound[function] = py.name(text)
         return py.call(name, *arguments)
 
-    # --- inline tests [2] --------------------------------------------------------------------------------------------
-
-    def _type(self, operand: _Operand) -> ast.expr:
-        """The type of an operand, which is kept like the operand itself."""
-        assert isinstance(operand.name, ast.Name), "a constant needs no test of its type"
-        return self._placement.name(("type", operand.name.id), py.call(py.name("type"), operand.name))
-
-    def _is_list(self, operand: _Operand) -> ast.expr:
-        return py.compare(self._type(operand), ast.Is(), py.name("list"))
-
-    def _is_not_null(self, operand: _Operand) -> ast.expr:
-        return py.compare(operand.name, ast.IsNot(), ast.Constant(None))
-
-    def _unless_nan(self, operand: _Operand, test: ast.expr, kind: _ValueKinds) -> ast.expr:
-        """`nan != 1` holds in Python; here it is unknown (values [1])."""
-        if kind is not _ValueKinds.NUMBER or _ValueKinds.OTHER not in operand.kinds:  # only documents have NaN
-            return test
-        return py.and_([test, py.compare(operand.name, ast.Eq(), operand.name)])
-
-    def _test(self, operand: _Operand, comparison: Comparison, right: ast.expr, kind: _ValueKinds) -> ast.expr:
-        test = py.compare(operand.name, _OPERATORS[comparison](), right)
-        if comparison is Comparison.NOT_EQUAL:
-            test = self._unless_nan(operand, test, kind)
-            if (
-                not isinstance(right, ast.Constant)
-                and kind is _ValueKinds.NUMBER
-                and _ValueKinds.OTHER in operand.kinds
-            ):
-                test = py.and_([test, py.compare(right, ast.Eq(), right)])
-        return test
-
-    def _never_true(self, operand: _Operand, truth: ast.expr, wanted: bool) -> ast.expr:
-        """Code for a comparison with null: unknown, except for an empty array, for which it is false (values [3])."""
-        if wanted or _ValueKinds.OTHER not in operand.kinds:
-            return ast.Constant(False)
-        return py.and_([self._is_list(operand), py.settled(truth, wanted)])
-
-    def _fast_or_slow(
-        self, operand: _Operand, kind: _ValueKinds, fast: ast.expr, slow: ast.expr, *, coerces: bool
-    ) -> ast.expr:
-        """`fast` if the operand is of `kind`, else `slow`. Without `coerces` an operand of another kind makes the
-        comparison unknown, unless it is an array."""
-        if operand.kinds in kind:
-            return fast
-        if operand.kinds in kind | _ValueKinds.NULL:
-            return py.and_([self._is_not_null(operand), fast])
-        if coerces:
-            otherwise = py.and_([self._is_not_null(operand), slow]) if _ValueKinds.NULL in operand.kinds else slow
-        else:
-            otherwise = (
-                py.and_([self._is_list(operand), slow]) if _ValueKinds.OTHER in operand.kinds else ast.Constant(False)
-            )
-        if not operand.kinds & kind:
-            return otherwise
-        types = {_ValueKinds.NUMBER: ("float", "int"), _ValueKinds.TEXT: ("str",), _ValueKinds.BOOLEAN: ("bool",)}[kind]
-        guard = py.or_([py.compare(self._type(operand), ast.Is(), py.name(name)) for name in types])
-        return py.and_([guard, fast]) if isinstance(otherwise, ast.Constant) else py.if_(guard, fast, otherwise)
-
 
 def _value(expression: Expression) -> fields.Scalar | None:
     """The value of a literal."""
@@ -631,16 +554,16 @@ def _value(expression: Expression) -> fields.Scalar | None:
             return None
 
 
-def _kind(value: fields.Scalar | None) -> _ValueKinds:
+def _kind(value: fields.Scalar | None) -> ValueKinds:
     match value:
         case None:
-            return _ValueKinds.NULL
+            return ValueKinds.NULL
         case bool():
-            return _ValueKinds.BOOLEAN
+            return ValueKinds.BOOLEAN
         case str():
-            return _ValueKinds.TEXT
+            return ValueKinds.TEXT
         case _:
-            return _ValueKinds.NUMBER
+            return ValueKinds.NUMBER
 
 
 def _equal_as_texts(value: fields.Scalar | None) -> bool:

@@ -33,8 +33,9 @@ from sow_server.query.absence import AbsentFields
 from sow_server.query.export_splits import KeySamples, SplitCache
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
-from sow_server.query.scan import Points, Race, Ranges, Rows, merged
+from sow_server.query.race import Race
 from sow_server.query.sieve import sieve
+from sow_server.query.sources import Points, Ranges, Rows, merged
 
 PARTS_MAX: Final = 10_000
 PARTS_APT_MAX: Final = 64

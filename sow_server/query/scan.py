@@ -12,13 +12,12 @@ A `Scan` is used by one thread at a time; its owner closes it.
 
 from __future__ import annotations
 
-import heapq
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from itertools import islice
+from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.formats.payloads import Projection
@@ -29,33 +28,19 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.absence import AbsentFields
 from sow_server.query.filtering import RecordFilter
-from sow_server.query.hits import HITS_BYTES_MAX, packed
+from sow_server.query.hits import packed
 from sow_server.query.ordering import Order, Row, Sorter
 from sow_server.query.pages import Place, query_hash, read_token, write_token
-from sow_server.query.planner import ABOVE_ALL, EVERYTHING, NOTHING, Access, IndexBound, Plan, Range, plan
+from sow_server.query.planner import NOTHING, Access, Plan, plan
+from sow_server.query.race import Race
 from sow_server.query.sieve import Judging, sieve
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
+from sow_server.query.sources import BATCH_BYTES, SCAN_CHUNK, Points, Ranges, Rows, merged
 
 BATCH_RECORDS_MAX: Final = 10_000
-BATCH_BYTES: Final = 2**20
 KEYS_MAX: Final = 10_000
-SCAN_CHUNK: Final = 10_000
-"""Stored records that a piece of work reads at most: some ten milliseconds."""
 SCAN_CHUNK_FIRST: Final = 1_000
-"""The same for the first pieces, as the first match may be enough."""
-FIND_CHUNK: Final = 1_000
-"""Records that a piece of work looks up by key, which costs about four times as much as reading on."""
-RANGE_FIRST: Final = 32
-"""Records that are read of a range of keys before it counts as long."""
-HITS_MAX: Final = 200_000
-"""Record keys from an index that may be sorted in memory."""
-HITS_SHARE: Final = 4
-"""An index is used if it finds at most one in this many of the stored records: a look-up costs that much more."""
-RACE_STEPS: Final = (100, 1_000, 10_000, 100_000)
-"""How far the ways are read in turns to see which one ends first. The others then cost at most ten times the entries of
-the best, and an entry costs a tenth of a look-up."""
-STREAMED_FROM: Final = 1_000
-"""For a query that wants only the first few records, more matches than this need not be counted."""
+"""Stored records that the first pieces of work read at most, as the first match may be enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,221 +411,6 @@ def _sorter(query: Query, memory: SortMemory, after: Place | None, caller: str) 
 def _counts_all(query: Query) -> bool:
     """True if the figures of the topic are the answer."""
     return query.count_only and not query.keys and (query.filter is None or query.filter.predicate.constant is True)
-
-
-# --- sources of records ----------------------------------------------------------------------------------------------
-
-
-class Rows(Protocol):
-    """Live records, in key order."""
-
-    @property
-    def ended(self) -> bool:
-        """True if there are no more records."""
-
-    @property
-    def entries(self) -> int:
-        """Index entries read."""
-
-    @property
-    def position(self) -> bytes:
-        """The record key to continue from, which need not exist; ABOVE_ALL at the end."""
-
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        """Appends the live records among the next `limit` stored ones, at most. Returns the number of stored ones
-        read."""
-
-
-class Ranges:
-    """The records in ranges of keys."""
-
-    entries = 0
-
-    def __init__(self, cut: Cut, ranges: Sequence[Range], begin: bytes) -> None:
-        """The records from `begin` on (included)."""
-        # Reading past a short range would cost more than the range.
-        self._reach = SCAN_CHUNK if ranges == EVERYTHING else RANGE_FIRST
-        if begin:
-            ranges = [Range(max(start, begin), stop) for start, stop in ranges if stop > begin]
-        self._cut = cut
-        self._ranges = iter(ranges)
-        self._at: bytes | None = None
-        self._stop = b""
-        self._next_range()
-
-    @property
-    def ended(self) -> bool:
-        return self._at is None
-
-    @property
-    def position(self) -> bytes:
-        return ABOVE_ALL if self._at is None else self._at[len(self._cut.topic.prefix) :]
-
-    def _next_range(self) -> None:
-        following = next(self._ranges, None)
-        if following is None:
-            return
-        topic = self._cut.topic
-        self._at = topic.prefix + following.start
-        self._stop = topic.stop if following.stop == ABOVE_ALL else topic.prefix + following.stop
-
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        return self._read(limit, keys, values)
-
-    def read_values(self, limit: int, values: list[bytes]) -> int:
-        """As `read` without the keys, which is faster."""
-        return self._read(limit, None, values)
-
-    def _read(self, limit: int, keys: list[bytes] | None, values: list[bytes]) -> int:
-        scanned = size = 0
-        cut = self._cut
-        for _ in range(FIND_CHUNK):  # each of many ranges may hold only one record
-            assert self._at is not None, "asked only while there is more"
-            had, asked = len(values), min(limit - scanned, self._reach)
-            if keys is None:
-                self._at, read = cut.fill_values(self._at, asked, values, stop=self._stop)
-            else:
-                self._at, read = cut.fill(self._at, asked, keys, values, stop=self._stop)
-            scanned += read
-            if self._at is None:
-                self._next_range()
-                self._reach = min(self._reach, RANGE_FIRST)
-            elif read < asked:
-                break  # it has reached the limit of bytes
-            else:
-                self._reach = min(4 * self._reach, SCAN_CHUNK)
-            size += sum(map(len, islice(values, had, None)))
-            if self._at is None or scanned >= limit or size >= BATCH_BYTES:
-                break
-        return scanned
-
-
-class Points:
-    """The records of known keys, in order and without duplicates."""
-
-    def __init__(self, cut: Cut, keys: Iterator[bytes], streams: Sequence[_Entries] = ()) -> None:
-        """`streams`: the sources of the keys, if they come from an index."""
-        self._cut = cut
-        self._keys = keys
-        self._streams = streams
-        self._next = next(keys, None)
-
-    @property
-    def ended(self) -> bool:
-        return self._next is None
-
-    @property
-    def position(self) -> bytes:
-        return ABOVE_ALL if self._next is None else self._next
-
-    @property
-    def entries(self) -> int:
-        return sum([stream.read for stream in self._streams])
-
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        read = size = 0
-        while self._next is not None and read < min(limit, FIND_CHUNK) and size < BATCH_BYTES:
-            key, self._next = self._next, next(self._keys, None)
-            read += 1
-            value = self._cut.find(key)
-            if value is not None:
-                keys.append(key)
-                values.append(value)
-                size += len(value)
-        return read
-
-
-class _Entries:
-    """The record keys of the index entries in some intervals, one interval after the other."""
-
-    def __init__(self, fill: _Fill, intervals: Iterable[tuple[bytes, bytes]]) -> None:
-        self._fill = fill
-        self._intervals = iter(intervals)
-        self._at: bytes | None = None
-        self._stop = b""
-        self.read = self.bytes = 0
-        self._next_interval()
-
-    @property
-    def ended(self) -> bool:
-        return self._at is None
-
-    def _next_interval(self) -> None:
-        following = next(self._intervals, None)
-        if following is not None:
-            self._at, self._stop = following
-
-    def fill(self, limit: int, keys: list[bytes]) -> None:
-        """Appends at most the next `limit` keys."""
-        while self._at is not None and limit > 0:
-            had = len(keys)
-            self._at = self._fill(self._at, self._stop, limit, keys)
-            limit -= len(keys) - had
-            self.read += len(keys) - had
-            self.bytes += sum(map(len, islice(keys, had, None)))
-            if self._at is None:
-                self._next_interval()
-
-    def stream(self, chunk: int) -> Iterator[bytes]:
-        """All keys, read in chunks."""
-        while not self.ended:
-            keys: list[bytes] = []
-            self.fill(chunk, keys)
-            yield from keys
-
-
-_Fill: TypeAlias = Callable[[bytes, bytes, int, list[bytes]], bytes | None]
-"""As `IndexCursor.fill`."""
-
-
-def merged(cut: Cut, bound: IndexBound, begin: bytes) -> Points:
-    """The records of a bound that consists of points, from the key `begin` on (included). Its entries are read
-    meanwhile: those of each point are in key order."""
-    cursor = cut.indexes[bound.steps]
-    streams = [_Entries(cursor.fill, [(start + begin, stop)]) for start, stop in bound.intervals]
-    chunk = max(16, FIND_CHUNK // len(streams))
-    keys = heapq.merge(*[stream.stream(chunk) for stream in streams])
-    return Points(cut, (key for key, _ in groupby(keys)), streams)
-
-
-class Race:
-    """Finds the way that ends first: reads indexes, and ranges of record keys if there are any, in turns."""
-
-    def __init__(self, cut: Cut, bounds: Sequence[IndexBound], ranges: Sequence[Range]) -> None:
-        self._bounds = bounds
-        self._indexes = [_Entries(cut.indexes[bound.steps].fill, bound.intervals) for bound in bounds]
-        prefix = cut.topic.prefix
-        within = [(prefix + start, prefix + stop) for start, stop in ranges]
-        self._ranges = _Entries(cut.records.fill_keys_before, within) if within else None
-        self._stored = cut.topic.statistics.records
-
-    @property
-    def entries(self) -> int:
-        """Index entries read."""
-        return sum([index.read for index in self._indexes])
-
-    def run(self, *, for_few: bool) -> tuple[IndexBound, list[bytes] | None] | None:
-        """The index to use, with the keys of all records that it finds. Without keys: they are too many, so the index
-        is read as it stands, in key order. None: use no index."""
-        most = max(STREAMED_FROM, min(HITS_MAX, self._stored // HITS_SHARE))
-        keys: list[list[bytes]] = [[] for _ in self._indexes]
-        for upto in [*[step for step in RACE_STEPS if step < most], most]:
-            if self._ranges is not None:
-                while not self._ranges.ended and self._ranges.read < upto:
-                    self._ranges.fill(min(FIND_CHUNK, upto - self._ranges.read), [])
-                if self._ranges.ended:
-                    return None
-            for bound, index, found in zip(self._bounds, self._indexes, keys, strict=True):
-                while not index.ended and len(found) < upto and index.bytes < HITS_BYTES_MAX:
-                    index.fill(min(FIND_CHUNK, upto - len(found)), found)
-                if index.ended:
-                    return bound, found
-            if for_few and upto >= STREAMED_FROM:
-                break
-        first = self._bounds[0]
-        if first.points and self._ranges is None and (for_few or most < self._stored // HITS_SHARE):
-            return first, None
-        return None
 
 
 # --- options and page tokens -----------------------------------------------------------------------------------------

@@ -19,25 +19,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sow_server.engine.catalog.topics import Topic, topic_deleted
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.subscriptions.frames import (
-    ChangeFrame,
-    Frame,
-    Progress,
-    SnapshotBatch,
-    SnapshotEnd,
-)
+from sow_server.subscriptions.frames import ChangeFrame, Frame, SnapshotBatch, SnapshotEnd
 from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
 from sow_server.subscriptions.live.conflation import Conflation
 from sow_server.subscriptions.live.dispatch import Dispatcher
 from sow_server.subscriptions.live.judging import Unjudged
-from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.live.outbox import Outbox
-from sow_server.subscriptions.live.snapshot import SeveralTopics
 from sow_server.subscriptions.marking import Marking
-from sow_server.subscriptions.request import Request, Snapshot, Wants
+from sow_server.subscriptions.progress import ProgressReports
+from sow_server.subscriptions.request import Request, Snapshot
+from sow_server.subscriptions.topic_views import TopicViews
 
 FAILURE_CHECK_MICROS: Final = 200_000
 """How often a subscription that waits for its first durable commit checks whether the writer has failed."""
@@ -105,20 +99,21 @@ class Subscription:
         self.request: Final = request
         reads, elapsed = common.reads, common.elapsed
         self._commits = common.writes.commits
-        self._topics = reads.topics
-        self._cuts = reads.cuts
         self._clock = reads.clock
         self._elapsed = elapsed
         self._dispatcher = common.dispatcher
-        self._topic = topic
-        self._matches = matches
         self._queue_bytes_max = common.queue_bytes_max
         self._closed = common.closed
-        self._marking = marking
-        self._elsewhere = marking is not None and marking.elsewhere
-        """True if the subscriber has come from another instance, and is told of every record that leaves."""
-        self._views: dict[int, tuple[VersionMatcher, Wants] | None] = {}
-        self._replay = Replay(reads, self.view, topic=topic, follows=self.follows)
+        self._reports = ProgressReports(request.progress_micros, marking, clock=reads.clock, elapsed=elapsed)
+        views = TopicViews(request, reads, topic=topic, matches=matches, elsewhere=self._reports.elsewhere)
+        self._views = views
+        self._replay = Replay(reads, views.view, topic=topic, follows=views.follows)
+        # The facts that the dispatcher asks of a member (`groups.Member`).
+        self.several: Final = views.several
+        self.wants_previous: Final = request.previous
+        self.conflates: Final = bool(request.conflation_micros)
+        self.follows: Final = views.follows
+        self.view: Final = views.view
         self.wake: Callable[[], None] = lambda: None
         """Set by the driver of the machine."""
 
@@ -145,7 +140,6 @@ class Subscription:
         interval = request.conflation_micros
         self._conflation = Conflation(interval, request.batch_size) if interval else None
         self._outbox = Outbox(self._conflation)
-        self._sent_at = elapsed()
         self._error: StoreError | None = None
         self._stopping = False
         self._is_closed = False
@@ -176,40 +170,6 @@ class Subscription:
         return self._behind
 
     # -- a member of the dispatcher -----------------------------------------------------------------------------------
-
-    @property
-    def several(self) -> bool:
-        return self._topic is None
-
-    @property
-    def wants_previous(self) -> bool:
-        return self.request.previous
-
-    @property
-    def conflates(self) -> bool:
-        return self._conflation is not None
-
-    def follows(self, topic: Topic) -> bool:
-        if self._topic is not None:
-            return topic is self._topic
-        return self._matches(topic.name) and self.request.permits(topic)
-
-    def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
-        # Two threads may ask at once; both get equal results.
-        try:
-            return self._views[topic.id]
-        except KeyError:
-            found = self._views[topic.id] = self._view(topic)
-            return found
-
-    def _view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
-        try:
-            view = self.request.view(topic)
-        except StoreError:
-            if self._topic is not None:
-                raise
-            return None  # the name of a topic of another kind matches
-        return VersionMatcher(view.filter, elsewhere=self._elsewhere), self.request.wants(view)
 
     def joined(self, position: int) -> None:
         self._durable = True
@@ -248,8 +208,7 @@ class Subscription:
         """Starts after a position of the journal, or (None) with the commits from now on. `accepted`: floors below
         which nothing is missed, by topic id. Raises StoreError."""
         barrier = self._dispatcher.register(self)
-        if self._topic is not None:
-            self._check_registered(self._topic)
+        self._views.check()
         if position is not None:
             self._durable = self._behind = True
             self._position = self._covered = position
@@ -258,13 +217,6 @@ class Subscription:
             self._commits.barrier().then(self._passed)
         else:
             self._open()
-
-    def _check_registered(self, topic: Topic) -> None:
-        """Raises StoreError if the writer has just deleted the topic, or changed it so that the request does not fit
-        any more. A registered subscription hears of later changes."""
-        if topic.id not in self._topics.by_id:
-            raise topic_deleted(topic)
-        self.view(topic)
 
     def _passed(self, answer: object) -> None:
         """The commits staged before the topic was followed are through."""
@@ -277,18 +229,12 @@ class Subscription:
     def _open(self) -> None:
         self._may_open = False
         if self.request.sow:
-            self._snapshot = snapshot = self._cut()
+            self._snapshot = snapshot = self._views.snapshot()
             # Nothing else runs on this thread in between, so nothing after the cut has been dispatched yet.
             self._attach(snapshot.begin.sequence)
         else:
             self._attach(self._commits.follow_topics(lambda topics: None))
         self._position = self._covered = self._live_from
-
-    def _cut(self) -> Snapshot:
-        if self._topic is not None:
-            return self.request.snapshot(self._topic)
-        cut = self._cuts.many(lambda topics: [topic for topic in topics if self.follows(topic)])
-        return SeveralTopics(cut, self.view, self.request.name)
 
     def _attach(self, at: int) -> None:
         self._live_from = at
@@ -322,21 +268,22 @@ class Subscription:
         if self._snapshot is not None:
             return self._step_snapshot(self._snapshot)
         while True:
-            if self._marking is not None and not self._together and self._marking.is_due(self._position, self._sent_at):
+            if not self._together and self._reports.has_marks_due(self._position):
                 return self._progress()  # also while changes come without a pause
             frame = self._next_frame()
             if frame is not None:
-                return self._send(frame)
+                return Send(self._reports.sending(frame))
             if self._outbox.unjudged_after is not None:
                 judge = self._outbox.judging(self._clock.now_micros())
                 if judge is None:
                     continue
-                return self._progress() if self._progress_is_due() else _judging(judge)
+                due = not self._together and self._reports.is_due(self._position)
+                return self._progress() if due else _judging(judge)
             if self._error is not None:
                 raise self._error
-            if self._progress_is_due():
+            if not self._together and self._reports.is_due(self._position):
                 return self._progress()  # also while it reads on and nothing matches (rule S5)
-            if self._elsewhere and self._marking is not None and not self._marking.elsewhere:
+            if self._views.elsewhere and not self._reports.elsewhere:
                 self._rejoin()
             # A conflating subscription reads on once there is room. Only conflated rows make room by waiting.
             if not self._behind or (self._conflation and self.queued_bytes >= self._queue_bytes_max):
@@ -360,37 +307,17 @@ class Subscription:
             case None:
                 pass
 
-    def _send(self, frame: Frame) -> Send:
-        self._sent_at = self._elapsed()
-        if self._marking is not None:
-            self._marking.sample(self._sent_at)
-        return Send(frame)
-
     def _progress(self) -> Send:
-        marks, marking = "", self._marking
-        if marking is not None:
-            marks = marking.tell(self._position, self._elapsed())
-        covers = marking is None or marking.covers
-        sources = marking is not None and marking.sources
-        return self._send(Progress(self._position, self._clock.now_micros(), marks, covers, self._behind, sources))
-
-    def _progress_is_due(self) -> bool:
-        if self._together:
-            return False
-        elapsed = self._elapsed()
-        if elapsed >= self._sent_at + self.request.progress_micros:
-            return True
-        return self._marking is not None and self._marking.is_due(self._position, elapsed)
+        return Send(self._reports.report(self._position, behind=self._behind))
 
     def _rejoin(self) -> None:
         """This instance has everything that the subscriber was told elsewhere: it goes on like any other, from the
         journal first."""
         if self._together or self._dispatcher.mid_change:
             return  # rows from before `_covered` may still come
-        self._elsewhere = False
         self._dispatcher.leave(self)
         self.detached(self._covered)
-        self._views = {}
+        self._views.rejoin()
 
     def _last(self) -> Step:
         if self._error is None:
@@ -412,7 +339,7 @@ class Subscription:
             return Wait(self._elapsed() + FAILURE_CHECK_MICROS)
         self._greeted = True
         if self._snapshot is not None:
-            return self._send(self._snapshot.begin)
+            return Send(self._reports.sending(self._snapshot.begin))
         return self._progress()
 
     def _step_snapshot(self, snapshot: Snapshot) -> Step:
@@ -420,31 +347,32 @@ class Subscription:
             raise self._error
         if self._batch is not None:
             batch, self._batch = self._batch, None
-            return self._send(batch)
+            return Send(self._reports.sending(batch))
         if not snapshot.done:
             return Read(snapshot.read)
         snapshot.close()
         self._snapshot = None
-        marking = self._marking
-        marks = "" if marking is None else marking.tell(snapshot.begin.sequence, self._elapsed())
-        return self._send(SnapshotEnd(snapshot.begin.sequence, marks, snapshot.truncated, snapshot.absent_fields))
+        sequence, reports = snapshot.begin.sequence, self._reports
+        end = SnapshotEnd(sequence, reports.marks(sequence), snapshot.truncated, snapshot.absent_fields)
+        return Send(reports.sending(end))
 
     def _next_frame(self) -> ChangeFrame | None:
         """The next frame of changes, as it is to be handed over now."""
         now = self._clock.now_micros()
         outbox = self._outbox
         while True:
-            if not outbox.ready:
+            frame = outbox.take(now)
+            if frame is None:
                 self._cover()
                 if not self._conflate(now):
                     return None
-            frame = outbox.take(now)
-            if frame.rows or frame.more or self._together:
+            elif frame.rows or frame.more or self._together:
                 self._together = frame.more
                 if not frame.more:
                     self._position = frame.bookmark
                 return frame
-            self._position = frame.bookmark  # all its records have fallen due, so there is nothing to send
+            else:
+                self._position = frame.bookmark  # all its records have fallen due, so there is nothing to send
 
     @property
     def _complete(self) -> int:
@@ -454,10 +382,11 @@ class Subscription:
 
     def _cover(self) -> None:
         """Moves the position: no frame is ready, so everything up to there has been sent."""
-        if self._attached and not (self._behind or self._dispatcher.mid_change) and self._outbox.unjudged_after is None:
+        unjudged_after = self._outbox.unjudged_after
+        if unjudged_after is None and self._attached and not (self._behind or self._dispatcher.mid_change):
             self._covered = max(self._covered, self._dispatcher.position)
         if not self._conflation:
-            self._position = max(self._position, self._complete)
+            self._position = max(self._position, self._covered if unjudged_after is None else unjudged_after)
 
     def _conflate(self, now_micros: int) -> bool:
         """Emits the conflated rows when it is time. Returns whether frames are ready then."""
@@ -493,9 +422,7 @@ class Subscription:
         return Read(lambda: self._replay.read(position, upto, self._accepted))
 
     def _idle(self) -> Wait:
-        now, until = self._elapsed(), self._sent_at + self.request.progress_micros
-        if self._marking is not None and (look := self._marking.next_micros) is not None:
-            until = min(until, look)
+        now, until = self._elapsed(), self._reports.next_micros
         if self._conflation:
             until = min(until, self._conflation.due_at(now))
         return Wait(max(until, now))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
-from sow_server.query import export_parts, scan
+from sow_server.query import export_parts, race, sources
 from sow_server.query.export_parts import Export, Reading
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
@@ -27,7 +27,8 @@ from tests.support.stores.stores import BINARY, SECOND, Rig
 KEYS = [f"{n:03d}" for n in range(120)]
 SMALL = {
     export_parts: {"PART_RECORDS_MIN": 2, "SAMPLES_MIN": 8, "SAMPLES_PER_PART": 2, "SAMPLE_CHUNK": 5},
-    scan: {"RANGE_FIRST": 2, "SCAN_CHUNK": 6, "FIND_CHUNK": 4},
+    sources: {"RANGE_FIRST": 2, "SCAN_CHUNK": 6, "FIND_CHUNK": 4},
+    race: {"FIND_CHUNK": 4},
     cursor: {"STEPS_AT_ONCE": 2, "VALUES_AT_ONCE": 3},
 }
 FILTERS = ("", "@key >= '030' AND @key < '090'", "@key IN ('001', '050', '119')", "@key < '020' OR @key >= '100'")

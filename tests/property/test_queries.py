@@ -48,7 +48,7 @@ from sow_server.filters.tree import (
     TextTest,
     literal,
 )
-from sow_server.query import ordering, scan
+from sow_server.query import ordering, race, scan, sources
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import Sorter, Term, order, parse_order, print_order
 from sow_server.query.planner import Access
@@ -60,16 +60,9 @@ from tests.support.oracles.naive_filter import NaiveFilter, exact, number
 from tests.support.stores.stores import SECOND, Rig
 
 SMALL: Final[Mapping[ModuleType, Mapping[str, object]]] = {
-    scan: {
-        "SCAN_CHUNK": 6,
-        "SCAN_CHUNK_FIRST": 3,
-        "FIND_CHUNK": 2,
-        "RANGE_FIRST": 1,
-        "HITS_MAX": 4,
-        "HITS_SHARE": 2,
-        "RACE_STEPS": (1,),
-        "STREAMED_FROM": 2,
-    },
+    scan: {"SCAN_CHUNK": 6, "SCAN_CHUNK_FIRST": 3},
+    sources: {"SCAN_CHUNK": 6, "FIND_CHUNK": 2, "RANGE_FIRST": 1},
+    race: {"FIND_CHUNK": 2, "HITS_MAX": 4, "HITS_SHARE": 2, "RACE_STEPS": (1,), "STREAMED_FROM": 2},
     ordering: {"SPARE_RECORDS": 2, "RUN_RECORDS": 3},
 }
 """Bounds so low that small topics come upon them."""

@@ -17,7 +17,7 @@ from hypothesis.stateful import initialize, precondition, rule, run_state_machin
 
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import ABSENT, Delete, Durability, Lifetime, LifetimeKind, Publish, Touch
-from sow_server.subscriptions.live import dispatch, groups
+from sow_server.subscriptions.live import dispatch, groups, slices
 from sow_server.subscriptions.request import FROM_NOW, Request, Start, StartKind
 from sow_server.subscriptions.subscription import Read, Send
 from tests.support.oracles.examples import examples
@@ -79,8 +79,8 @@ class SubscriptionMachine(SubscriptionChecks):
         self.queue_bytes_max = queue
         if effort is not None:
             self.patches.enter_context(mock.patch.object(groups, "EFFORT_MAX", -(10**9)))
-            self.patches.enter_context(mock.patch.object(dispatch, "EFFORT_MAX", effort))
-            self.patches.enter_context(mock.patch.object(dispatch, "LOOK_NANOS", 1))
+            self.patches.enter_context(mock.patch.object(slices, "EFFORT_MAX", effort))
+            self.patches.enter_context(mock.patch.object(slices, "LOOK_NANOS", 1))
         for name, settings_ in TOPICS.items():
             self.rig.create_topic(name, settings_)
         # The oracle has to hear of the topic without a journal from its first change on.
@@ -91,7 +91,7 @@ class SubscriptionMachine(SubscriptionChecks):
 
     def _open_hub(self) -> None:
         looks = itertools.count()
-        ticks = lambda: next(looks) * dispatch.SLICE_SECONDS / 3  # noqa: E731  # a slice ends at the third look
+        ticks = lambda: next(looks) * slices.SLICE_SECONDS / 3  # noqa: E731  # a slice ends at the third look
         self.subscribers = Subscribers(self.rig, ticks=ticks, queue_bytes_max=self.queue_bytes_max)
         self._watch_quiet()
 

@@ -2,7 +2,7 @@
 
 A publish passes while the slowest durable's backlog, together with the publishes that have passed and are not written
 yet, is below the quota. So at most one request exceeds the quota. Deletes, sweeps, dead letters and restamps always
-pass. If the quota evicts or conflates instead, every request passes, see `subscriptions.consumers`.
+pass. If the quota evicts or conflates instead, every request passes, see `durable.quotas`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sow_server.engine.values import model
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish, Touch
 from sow_server.engine.values.policies import public_name, show
-from sow_server.subscriptions.durable.consumer_registry import exceeds
+from sow_server.subscriptions.durable.quotas import exceeds
 
 POLL_SECONDS: Final = 0.02
 """How often waiting publishes check for room. One of them checks for all that wait for the same topic."""

@@ -29,6 +29,7 @@ from sow_server.engine.durables.registry import owner_of
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction
 from sow_server.subscriptions.durable.batches import DurableChanges
+from sow_server.subscriptions.durable.quotas import exceeds
 
 log = structlog.get_logger(__name__)
 
@@ -74,20 +75,17 @@ class Backlogs:
         self,
         reads: Reads,
         changes: DurableChanges,
-        exceeds: Callable[[Topic, int, Collection[str]], bool],
         tell: Callable[[Topic, list[str] | StoreError], None],
         *,
         hold_micros: int = HOLD_MICROS,
     ) -> None:
-        """`exceeds`: whether a topic's backlog is beyond its quota at a time, without the durables of some owners.
-        `tell`: hears which durables have lost entries."""
+        """`tell`: hears which durables have lost entries."""
         self.owners: Owners | None = None
         """None: nothing is bounded."""
         self._topics = reads.topics
         self._durables = reads.durables
         self._changes = changes
         self._clock = reads.clock
-        self._exceeds = exceeds
         self._tell = tell
         self._hold_micros = hold_micros
         self._holds: dict[int, _Hold] = {}
@@ -125,7 +123,7 @@ class Backlogs:
             topic = self._topics.by_id.get(topic_id)
             if topic is None or not _holds(topic) or now - hold.asked_micros >= self._hold_micros:
                 del self._holds[topic_id]  # nobody publishes any more
-            elif now - hold.since_micros >= self._hold_micros and self._exceeds(topic, now, self.passed_over(topic)):
+            elif now - hold.since_micros >= self._hold_micros and self._exceeds(topic, now):
                 self._look_at(topic, hold, owners, now)
         if self._adding is None:
             self._adding = self._add_up(owners)
@@ -140,6 +138,10 @@ class Backlogs:
             for one in self._durables.of(topic)
             if (owner := owner_of(one.name)) not in passed_over and not owners.may_hold(owner, topic.name)
         ]
+
+    def _exceeds(self, topic: Topic, now: int) -> bool:
+        """True if publishers of a topic wait for durables that they have to wait for."""
+        return exceeds(self._durables, topic, now, passed_over=self.passed_over(topic))
 
     def _look_at(self, topic: Topic, hold: _Hold, owners: Owners, now: int) -> None:
         """Acts on a hold whose time is over [1]."""
@@ -166,7 +168,7 @@ class Backlogs:
         self._distrusted = {topic_id: untils for topic_id, untils in left.items() if untils}
         for topic_id, untils in self._distrusted.items():
             topic = self._topics.by_id.get(topic_id)
-            if topic is not None and _holds(topic) and self._exceeds(topic, now, ()):
+            if topic is not None and _holds(topic) and exceeds(self._durables, topic, now):
                 self._relieve(topic, [one for one in self._durables.of(topic) if owner_of(one.name) in untils])
 
     def _relieve(self, topic: Topic, chosen: Iterable[Durable]) -> None:

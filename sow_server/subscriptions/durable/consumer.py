@@ -32,7 +32,7 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.values.bookmarks import Position
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
-from sow_server.subscriptions.durable.entries import FirstEntries
+from sow_server.subscriptions.durable.entries import DurableEntries, FirstEntries
 from sow_server.subscriptions.frames import ChangeFrame, DurableBegin, Frame, GapNotice, Progress, SnapshotEnd
 from sow_server.subscriptions.request import FROM_NOW, Request
 from sow_server.subscriptions.subscription import Read, Send, Step, Subscription, Wait
@@ -78,12 +78,9 @@ class ConsumerOwner(Protocol):
     def follow(self, consumer: Consumer) -> None:
         """Lets the position follow the entries that the filter has left out."""
 
-    def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
-        """True if the first entry has reached the delivery limit. The filter may leave that entry out, which is not
-        checked here."""
-
-    def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
-        """Reads, on a reader thread, the first entries that have reached the delivery limit."""
+    @property
+    def entries(self) -> DurableEntries:
+        """Reads the entries of its durable."""
 
     def set_aside(self, topic: Topic, name: str, before: int, entries: FirstEntries) -> Pending[bool]:
         """Sets entries aside, if the durable is still at `before`; answers whether it was. Raises StoreError."""
@@ -166,7 +163,7 @@ class Consumer:
     def begin(self, attached: AttachedDurable) -> None:
         """Starts: the durable exists, and this consumer is attached to it. Raises StoreError."""
         self.life = attached.durable.life
-        if not self._expected and self._owner.delivered_enough(self.topic, attached.durable):
+        if not self._expected and self._owner.entries.delivered_enough(self.topic, attached.durable):
             self._attached = attached
         else:
             self._greet(attached)
@@ -244,7 +241,8 @@ class Consumer:
                 if self._looked:
                     return Wait(FOR_EVER)  # until the writer has answered
                 self._looked = True
-                return Read(partial(self._look, self._owner.first_entries(self.request, self.topic, attached.durable)))
+                first = self._owner.entries.first_entries(self.request, self.topic, attached.durable)
+                return Read(partial(self._look, first))
             self.changed()
             if self._frames:
                 continue

@@ -1,21 +1,19 @@
-"""The consumers of durable subscriptions, and the deadlines of durables (rules J2, J6, J8 to J10, J19).
+"""The consumers of durable subscriptions (rules J2, J6).
 
     [1]  A durable has at most one consumer. A forced attachment ends the stream of the consumer before.
     [2]  An acknowledgement counts only for the session that was handed the entries, and never goes beyond them.
     [3]  Once every handed-over entry is acknowledged, the position also moves over entries that the filter left out.
+
+`deadlines`, `quotas` and `backlogs` take entries away, or whole durables; `upkeep` lets them act.
 
 Everything runs on the dispatcher's thread, the event loop's, except the reads of a `FloorScan`.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from typing import Final
-
-import structlog
 
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.doors import Reads, Writes
@@ -24,7 +22,6 @@ from sow_server.engine.durables import (
     ClearedBacklogs,
     Durable,
     DurableEditor,
-    GapReason,
     Merged,
     RewindTo,
     check_same,
@@ -32,29 +29,23 @@ from sow_server.engine.durables import (
     in_use,
     not_found,
 )
-from sow_server.engine.durables.registry import Durables
 from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, BacklogAction
+from sow_server.engine.values.model import NEVER
 from sow_server.filters.parser import LENGTH_BYTES_MAX
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.durable.backlogs import HOLD_MICROS, Backlogs
 from sow_server.subscriptions.durable.batches import DurableChanges
 from sow_server.subscriptions.durable.consumer import Attachment, Consumer, EndedConsumer, SubscriptionSource
+from sow_server.subscriptions.durable.deadlines import Deadlines
 from sow_server.subscriptions.durable.entries import Browse, DurableEntries, FirstEntries, FloorScan, ViewOf
 from sow_server.subscriptions.durable.holders import Holders, Key
+from sow_server.subscriptions.durable.quotas import Quotas
 from sow_server.subscriptions.request import Request, StartKind
-
-log = structlog.get_logger(__name__)
-
-STEP_MICROS: Final = MICROS // 20
-"""How long a durable rests after a deadline was acted on, so that deadlines which come due meanwhile share a commit."""
-RETRY_MICROS: Final = MICROS
-"""The same after the writer refused."""
 
 
 class Consumers:
-    """Owns the attachments and the deadlines of durables."""
+    """Owns the attachments of durables."""
 
     def __init__(
         self,
@@ -77,30 +68,21 @@ class Consumers:
         self._clock = reads.clock
         self.entries: Final = DurableEntries(reads, writes, view_of)
         self._changes: Final = DurableChanges(writes.durables)
-        self.backlogs: Final = Backlogs(
-            reads,
-            self._changes,
-            lambda topic, now, passed_over: exceeds(durables, topic, now, passed_over=passed_over),
-            self._tell,
-            hold_micros=hold_micros,
-        )
+        self.backlogs: Final = Backlogs(reads, self._changes, self._tell, hold_micros=hold_micros)
+        self._quotas = Quotas(reads, self._changes, self._tell)
         self._consumers: dict[Key, Consumer] = {}
         self._sessions: dict[Key, Consumer | EndedConsumer] = {}
         """The last session of each durable, ended or not: it may still acknowledge the entries that it was handed."""
-        self._heap: list[tuple[int, int, str]] = []
-        self._due: dict[Key, int] = {}
-        """When to look at each durable with a `backlog_ttl` or an `idle_ttl` next."""
+        self.deadlines: Final = Deadlines(
+            reads, self._changes, self.holders, self._consumers.keys(), tell=self._tell, gone=self._forget
+        )
         self._settled: deque[Topic] = deque(
             [topic for topic in map(topics.by_id.get, durables.topic_ids()) if topic is not None]
         )
         """Topics whose settings, or whose durables' settings, have changed. Any thread may append."""
         topics.watch(lambda topic, settings: self._settled.append(topic) if settings else None)
-        self.wake: Callable[[], None] = lambda: None
-        """Called when `upkeep` has work earlier than it said."""
         self._dropped = 0
         """`Durables.dropped`, the count of deleted topics, up to which sessions have been forgotten."""
-        self._relieved: dict[int, None] = {}
-        """The ids of topics with a quota that evicts or conflates."""
         for topic_id in durables.topic_ids():
             topic = topics.by_id.get(topic_id)
             for durable in [] if topic is None else durables.of(topic):
@@ -167,8 +149,8 @@ class Consumers:
             except StoreError:
                 consumer.close()
                 raise
-            self._watch(topic)
-            self._look_at(topic, result.durable)
+            self._quotas.watch(topic)
+            self.deadlines.look_at(topic, result.durable)
             self.holders.changed()
             return consumer
 
@@ -301,20 +283,6 @@ class Consumers:
 
     # -- the delivery limit -----------------------------------------------------------------------------------------
 
-    def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
-        """True if the first entry has reached the delivery limit. The filter may leave that entry out, which is not
-        checked here."""
-        limit = self._durables.settings(topic, durable).delivery_limit
-        if limit is None or durable.delivered(durable.position + 1) < limit:
-            return False
-        # Conflated entries are replaced by a snapshot, which is no entry.
-        return not any(gap.reason is GapReason.CONFLATED for gap in durable.gaps)
-
-    def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
-        """Reads the first entries of a consumer that have reached the delivery limit; None: there are none. For a
-        reader thread."""
-        return self.entries.first_entries(request, topic, durable)
-
     def set_aside(self, topic: Topic, name: str, before: int, entries: FirstEntries) -> Pending[bool]:
         """Sets entries aside, if the durable is still at `before` (rule J15); answers whether it was. Raises
         StoreError."""
@@ -342,8 +310,8 @@ class Consumers:
         def pinned(result: tuple[Durable, bool]) -> tuple[Durable, bool]:
             durable, created = result
             if created:
-                self._watch(topic)
-                self._look_at(topic, durable)
+                self._quotas.watch(topic)
+                self.deadlines.look_at(topic, durable)
             return result
 
         return self._changes.submit(pin).map(pinned)
@@ -357,7 +325,7 @@ class Consumers:
         self._free(topic, name, "rewound", force=force)
 
         def rewound(result: tuple[Durable, int]) -> tuple[Durable, int]:
-            self._look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
+            self.deadlines.look_at(topic, result[0])  # the entries ahead of it may be due already (rule J4)
             self.holders.changed()
             return result
 
@@ -423,16 +391,12 @@ class Consumers:
     def look_at(self, topic: Topic, name: str) -> None:
         found = self._durables.get(topic.id, name)
         if found is not None:
-            self._watch(topic)
-            self._look_at(topic, found)
+            self._quotas.watch(topic)
+            self.deadlines.look_at(topic, found)
         self._tell(topic, [name])
 
     def used_elsewhere(self, keys: Collection[Key]) -> None:
-        for topic_id, name in keys:
-            topic, found = self._topics.by_id.get(topic_id), self._durables.get(topic_id, name)
-            if topic is None or found is None or self._durables.settings(topic, found).idle_ttl_micros is None:
-                continue
-            self._changes.submit_quietly(_use(topic, name))
+        self.deadlines.used(keys)
 
     def _replicate(self, topic: Topic, durable: Durable) -> None:
         """Makes a durable known at the peers whose settings say so by now."""
@@ -445,42 +409,26 @@ class Consumers:
 
     def upkeep(self) -> int:
         """Acts on deadlines and quotas. Call it about every second, and at the returned time, at which the next
-        deadline may come. Costs in proportion to the deadlines that have come and to the durables whose settings have
-        changed."""
+        deadline may come, or once `deadlines.wake` is called. Costs in proportion to the deadlines that have come and
+        to the durables whose settings have changed."""
         if self._commits.failure is not None:
             return NEVER
         now, topics, durables = self._clock.now_micros(), self._topics.by_id, self._durables
         while self._settled:
             topic = self._settled.popleft()
-            self._relieved.pop(topic.id, None)
+            self._quotas.forget(topic)
             if topics.get(topic.id) is topic and durables.count(topic):
-                self._watch(topic)
+                self._quotas.watch(topic)
                 for durable in durables.of(topic):
-                    self._look_at(topic, durable)
+                    self.deadlines.look_at(topic, durable)
                     self._replicate(topic, durable)
         if self._dropped != durables.dropped:
             self._dropped = durables.dropped
             for key in [key for key in self._sessions if key[0] not in topics]:
                 self._forget(key)
-        for topic_id in list(self._relieved):
-            relieved = topics.get(topic_id)
-            if relieved is None:
-                del self._relieved[topic_id]
-            elif exceeds(durables, relieved, now):
-                self._changes.submit_quietly(_relieve(relieved)).then(partial(self._tell, relieved))
+        self._quotas.look(now)
         self.backlogs.look()
-        while self._heap and self._heap[0][0] <= now:
-            when, topic_id, name = heapq.heappop(self._heap)
-            if self._due.get((topic_id, name)) != when:
-                continue  # replaced by a newer entry
-            del self._due[topic_id, name]
-            held = topics.get(topic_id)
-            found = None if held is None else durables.get(topic_id, name)
-            if held is None or found is None:
-                self._forget((topic_id, name))
-                continue
-            self._fall_due(held, found, now)
-        return self._heap[0][0] if self._heap else NEVER
+        return self.deadlines.act(now)
 
     def _forget(self, key: Key) -> None:
         """Forgets the session of a durable that is gone, unless a consumer is attaching and creates it anew."""
@@ -494,66 +442,6 @@ class Consumers:
             consumer = self._consumers.get((topic.id, name))
             if consumer is not None:
                 consumer.wake()
-
-    def _watch(self, topic: Topic) -> None:
-        """Notes whether the quota of a topic with durables evicts or conflates."""
-        settings = topic.settings
-        if settings.has_quota and settings.backlog_action in (BacklogAction.EVICT, BacklogAction.CONFLATE):
-            self._relieved[topic.id] = None
-
-    def _look_at(self, topic: Topic, durable: Durable, *, not_before: int = 0) -> None:
-        """Puts a durable into the heap with its next deadline."""
-        settings = self._durables.settings(topic, durable)
-        now, key = self._clock.now_micros(), (topic.id, durable.name)
-        due: list[int] = []
-        if settings.idle_ttl_micros is not None:
-            idle_since = now if key in self._consumers else durable.last_use_micros
-            # A use elsewhere is stored now and then: the link with that instance may end, and so may this process.
-            elsewhere = self.holders.elsewhere(key) is not None
-            due.append(idle_since + (settings.idle_ttl_micros // 2 if elsewhere else settings.idle_ttl_micros))
-        if settings.backlog_ttl_micros is not None:
-            oldest = self._durables.oldest(topic, durable.position)
-            due.append((now if oldest is None else oldest) + settings.backlog_ttl_micros)
-        if not due:
-            self._due.pop(key, None)
-            return
-        when = max(min(due), not_before)
-        if self._due.get(key) != when:
-            self._due[key] = when
-            heapq.heappush(self._heap, (when, *key))
-            if self._heap[0] == (when, *key):
-                self.wake()
-
-    def _fall_due(self, topic: Topic, durable: Durable, now: int) -> None:
-        settings = self._durables.settings(topic, durable)
-        key = topic.id, durable.name
-        idle, ttl = settings.idle_ttl_micros, settings.backlog_ttl_micros
-
-        def again(result: object) -> None:
-            found = self._durables.get(*key)
-            if found is not None and topic.id in self._topics.by_id:
-                pause = RETRY_MICROS if isinstance(result, StoreError) else STEP_MICROS
-                self._look_at(topic, found, not_before=self._clock.now_micros() + pause)
-                self._tell(topic, [durable.name])
-            else:
-                self._forget(key)
-
-        try:
-            if idle is not None and self.holders.elsewhere(key) is not None:
-                if durable.last_use_micros + idle // 2 <= now:
-                    self._changes.submit(_use(topic, durable.name)).then(again)
-                    return
-            elif idle is not None and key not in self._consumers and durable.last_use_micros + idle <= now:
-                self._changes.submit(lambda durables: _remove_idle(durables, topic, durable.name, idle)).then(again)
-                return
-            if ttl is not None:
-                oldest = self._durables.oldest(topic, durable.position)
-                if oldest is not None and oldest + ttl <= now:
-                    self._changes.submit(lambda durables: durables.expire_backlog(topic, durable.name)).then(again)
-                    return
-            self._look_at(topic, durable)
-        except StoreError as error:
-            again(error)  # the writer takes no changes now
 
     def scans(self) -> Iterator[FloorScan]:
         """The durables to scan at prune time (rule J2): of each topic the one that holds the floor, if it has a filter
@@ -576,46 +464,8 @@ class Consumers:
         )
 
 
-def exceeds(
-    durables: Durables,
-    topic: Topic,
-    now_micros: int,
-    under_way: tuple[int, int] = (0, 0),
-    *,
-    passed_over: Collection[str] = (),
-) -> bool:
-    """True if a topic's backlog, with the entries and bytes `under_way` to it, has reached its quota (rule J9).
-    `passed_over`: owners whose durables do not count (rule J19)."""
-    settings = topic.settings
-    size, age, number = settings.backlog_quota_bytes, settings.backlog_quota_age_micros, settings.backlog_quota_entries
-    backlog = durables.backlog(topic, passed_over)
-    if backlog is None:
-        return False
-    if size is not None and backlog.bytes + under_way[1] >= size:
-        return True
-    if number is not None and backlog.entries + under_way[0] >= number:
-        return True
-    return age is not None and backlog.oldest_micros is not None and now_micros - backlog.oldest_micros >= age
-
-
 def _detach(topic: Topic, name: str, handed: int = 0) -> Callable[[DurableEditor], None]:
     return lambda durables: durables.detach(topic, name, handed)
-
-
-def _use(topic: Topic, name: str) -> Callable[[DurableEditor], None]:
-    return lambda durables: durables.use(topic, name)
-
-
-def _relieve(topic: Topic) -> Callable[[DurableEditor], list[str]]:
-    return lambda durables: durables.relieve(topic)
-
-
-def _remove_idle(durables: DurableEditor, topic: Topic, name: str, idle_ttl_micros: int) -> None:
-    """Removes a durable that has not been used for its `idle_ttl` (rule J10), if that still holds."""
-    found = durables.get(topic, name)
-    if found is not None and not found.attached and found.last_use_micros + idle_ttl_micros <= durables.now:
-        log.info("durable_idle", topic=topic.name, durable=name)
-        durables.remove(topic, name, idle=True)
 
 
 def _check_kept(text: str) -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads, Writes
-from sow_server.engine.durables import Durable, DurableFigures
+from sow_server.engine.durables import Durable, DurableFigures, GapReason
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.subscriptions.frames import ChangeFrame
@@ -104,6 +104,15 @@ class DurableEntries:
         self._cuts = reads.cuts
         self._clock = reads.clock
         self._view_of = view_of
+
+    def delivered_enough(self, topic: Topic, durable: Durable) -> bool:
+        """True if the first entry has reached the delivery limit. The filter may leave that entry out, which is not
+        checked here."""
+        limit = self._durables.settings(topic, durable).delivery_limit
+        if limit is None or durable.delivered(durable.position + 1) < limit:
+            return False
+        # Conflated entries are replaced by a snapshot, which is no entry.
+        return not any(gap.reason is GapReason.CONFLATED for gap in durable.gaps)
 
     def first_entries(self, request: Request, topic: Topic, durable: Durable) -> Callable[[], FirstEntries | None]:
         """Reads the first entries of a consumer that have reached the delivery limit; None: there are none. For a

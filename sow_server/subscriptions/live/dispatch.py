@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -25,24 +25,13 @@ from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.stored import Changes, Entry
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.changes import Change, changes_of
-from sow_server.subscriptions.live.groups import FollowedTopic, Group, Member, Watch, layout
-from sow_server.subscriptions.live.judging import EFFORT_MAX, Effort, Unjudged, largest_effort
+from sow_server.subscriptions.live.groups import FollowedTopic, Group, Member, layout
+from sow_server.subscriptions.live.judging import Effort, Unjudged, largest_effort
+from sow_server.subscriptions.live.slices import BLOCK_OFFERS, HeavyChange, Slice
 
 log = structlog.get_logger(__name__)
 
 BACKLOG_BYTES_MAX: Final = 64 * 2**20
-SLICE_CHANGES: Final = 1000
-SLICE_BYTES: Final = 2**20
-SLICE_SECONDS: Final = 0.005
-"""A slice ends at the first of these limits, and then gives out its frames. So frames are bounded, too."""
-BLOCK_CHANGES: Final = 50
-"""Changes between two looks at the clock."""
-BLOCK_OFFERS: Final = 2000
-"""Filters, about, that are evaluated between two looks at the clock."""
-OFFER_NANOS: Final = 500
-"""The time to evaluate a cheap filter."""
-LOOK_NANOS: Final = EFFORT_MAX // 10
-"""Estimated work between two looks at the clock, for changes that are much work."""
 CHANGE_BYTES: Final = 200
 """Memory of a change in the backlog, besides its payload."""
 
@@ -99,72 +88,6 @@ class _FollowedCommit(NamedTuple):
     size: int
 
 
-class _Slice:
-    """Measures the thread's time that one slice takes."""
-
-    __slots__ = ("_give_up", "_ticks", "bytes", "changes")
-
-    def __init__(self, ticks: Callable[[], float]) -> None:
-        self._ticks = ticks
-        self._give_up = ticks() + SLICE_SECONDS
-        self.changes = 0
-        self.bytes = 0
-
-    @property
-    def over(self) -> bool:
-        """True if other work should run now."""
-        return self.changes >= SLICE_CHANGES or self.bytes >= SLICE_BYTES or self._ticks() >= self._give_up
-
-    @property
-    def late(self) -> bool:
-        """True if the slice's time is over."""
-        return self._ticks() >= self._give_up
-
-    def block(self, payloads: Sequence[bytes], start: int, filters: int) -> int:
-        """The end of the next block of changes from `start` on, each of which is offered to `filters` filters."""
-        stop, last = start, len(payloads)
-        if last > start + 1:
-            last = min(last, start + min(BLOCK_CHANGES, 1 + BLOCK_OFFERS // (1 + filters)))
-        while stop < last and self.bytes < SLICE_BYTES:
-            self.bytes += len(payloads[stop])
-            stop += 1
-        stop = max(stop, start + 1)
-        self.changes += stop - start
-        return stop
-
-
-class _HeavyChange:
-    """A change, or an atomic request, that may be much work for all filters together. They are evaluated one after the
-    other, over several slices if needed."""
-
-    __slots__ = ("changes", "followed", "offers", "stop", "unjudged")
-
-    def __init__(self, followed: FollowedTopic, changes: list[Change], stop: int, position: int) -> None:
-        """`position`: everything up to here came before."""
-        self.followed = followed
-        self.changes = changes
-        self.stop = stop
-        """Its end in the chunk."""
-        self.unjudged: dict[Watch, None] = {}
-        """The watches whose filters are left to reader threads."""
-        self.offers: Iterator[tuple[Watch, Change, int]] = self._offers(position)
-        """The next filters to evaluate, each with its change and the nanoseconds that it takes at most."""
-
-    def _offers(self, position: int) -> Iterator[tuple[Watch, Change, int]]:
-        for change in self.changes:
-            effort = self.followed.effort(change)
-            for watch in self.followed.concerned(change, effort):
-                if watch in self.unjudged or not watch.groups:
-                    continue
-                nanos = OFFER_NANOS if effort is None else OFFER_NANOS + effort.of(watch.cost)
-                if nanos <= EFFORT_MAX:
-                    yield watch, change, nanos
-                    continue
-                self.unjudged[watch] = None
-                for group in watch.groups.values():
-                    group.forget(position)  # its rows of the same atomic request are judged again
-
-
 class Dispatcher:
     """Owns the followed topics with their subscribers, and the way from a commit to their groups."""
 
@@ -188,7 +111,7 @@ class Dispatcher:
         self._chunk = 0
         self._index = 0
         """Where the next slice continues in the first commit of the backlog."""
-        self._unit: _HeavyChange | None = None
+        self._unit: HeavyChange | None = None
         """The change in the midst of which the next slice continues; no frames are given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = reads.topics.by_id
@@ -395,7 +318,7 @@ class Dispatcher:
                 self._end_all(followed, _unexpected())
 
     def _dispatch_slice(self) -> None:
-        slice_ = _Slice(self._ticks)
+        slice_ = Slice(self._ticks)
         while self._backlog:
             commit = self._backlog[0]
             if self._chunk == self._index == 0 and self._unit is None:
@@ -418,7 +341,7 @@ class Dispatcher:
         else:
             self._advance()
 
-    def _dispatch_some(self, commit: _FollowedCommit, slice_: _Slice) -> None:
+    def _dispatch_some(self, commit: _FollowedCommit, slice_: Slice) -> None:
         """Dispatches a part of a commit. An atomic request is one chunk and is dispatched whole. Its dead letters come
         after it and do not belong to it."""
         now = self._clock.now_micros()
@@ -453,7 +376,7 @@ class Dispatcher:
             if slice_.over:
                 return
 
-    def _dispatch_unit(self, chunk: _TopicChanges, slice_: _Slice, now_micros: int) -> bool:
+    def _dispatch_unit(self, chunk: _TopicChanges, slice_: Slice, now_micros: int) -> bool:
         """Continues with a change, or an atomic request, that may be much work. Returns whether it is finished."""
         followed, changes = chunk.followed, chunk.changes
         unit, position = self._unit, self.position
@@ -466,9 +389,9 @@ class Dispatcher:
                 self._flush_other_topics(followed, changes.first_sequence + start - 1)
             slice_.bytes += sum(map(len, changes.payloads[start:stop]))
             found = [] if followed.quiet else self._changes(chunk, start, stop)
-            unit = self._unit = _HeavyChange(followed, found, stop, position)
+            unit = self._unit = HeavyChange(followed, found, stop, position)
         try:
-            if not self._ask(unit, slice_, now_micros):
+            if not unit.ask(slice_, now_micros, self._dirty):
                 return False
         except Exception:
             log.exception("dispatch_failed", topic=followed.topic.name)
@@ -484,19 +407,7 @@ class Dispatcher:
         self.position = reached
         return True
 
-    def _ask(self, unit: _HeavyChange, slice_: _Slice, now_micros: int) -> bool:
-        """Evaluates filters until the slice's time is over. Returns whether all have been evaluated."""
-        nanos_left = LOOK_NANOS
-        for watch, change, nanos in unit.offers:
-            watch.offer(change, now_micros, self._dirty)
-            nanos_left -= nanos
-            if nanos_left <= 0:
-                if slice_.late:
-                    return False
-                nanos_left = LOOK_NANOS
-        return True
-
-    def _leave_to_readers(self, unit: _HeavyChange, *, after: int, reached: int, atomic: bool) -> None:
+    def _leave_to_readers(self, unit: HeavyChange, *, after: int, reached: int, atomic: bool) -> None:
         """Gives the changes to the subscribers whose filters were left to reader threads."""
         if not unit.unjudged:
             return

@@ -34,11 +34,6 @@ class Outbox:
         return self._size + (0 if self.conflation is None else self.conflation.size)
 
     @property
-    def ready(self) -> bool:
-        """True if `take` has a frame."""
-        return bool(self._ready)
-
-    @property
     def unjudged_after(self) -> int | None:
         """The position before the first change that is not judged yet; None: all are judged."""
         return self._unjudged[0].after if self._unjudged else None
@@ -66,8 +61,10 @@ class Outbox:
         self._ready += frames
         self._size += sum([frame.size for frame in frames])
 
-    def take(self, now_micros: int) -> ChangeFrame:
-        """Takes the first frame, without the records that are due by now (rule J12)."""
+    def take(self, now_micros: int) -> ChangeFrame | None:
+        """Takes the first frame, without the records that are due by now (rule J12). None: no frame is ready."""
+        if not self._ready:
+            return None
         whole = self._ready.popleft()
         self._size -= whole.size
         frame = whole.at(now_micros)

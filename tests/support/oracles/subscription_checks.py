@@ -33,7 +33,7 @@ from sow_server.subscriptions.frames import (
     SnapshotEnd,
 )
 from sow_server.subscriptions.journal import replay
-from sow_server.subscriptions.live import dispatch, snapshot
+from sow_server.subscriptions.live import slices, snapshot
 from sow_server.subscriptions.subscription import Subscription
 from tests.support.oracles.subscription_oracle import Happened, Known, Oracle, matches
 from tests.support.stores.stores import FakeTime, Rig
@@ -90,8 +90,8 @@ class SubscriptionChecks(RuleBasedStateMachine):
         self.oracle = Oracle()
         self.patches = contextlib.ExitStack()
         for patch in (
-            mock.patch.object(dispatch, "SLICE_CHANGES", 3),
-            mock.patch.object(dispatch, "BLOCK_CHANGES", 2),
+            mock.patch.object(slices, "SLICE_CHANGES", 3),
+            mock.patch.object(slices, "BLOCK_CHANGES", 2),
             mock.patch.object(replay, "READ_CHANGES", 3),
             mock.patch.object(replay, "READ_COMMITS", 2),
             mock.patch.object(snapshot, "READ_RECORDS", 2),

@@ -12,12 +12,13 @@ from typing import NamedTuple, TypeVar
 
 from sow.v1 import replication_pb2, types_pb2
 from sow_peering import InstanceIdentity
+from sow_replication.link_topics import TopicState
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused
 from sow_replication.reads import Fetched, Read
 from sow_replication.receiver import Receiver
-from sow_replication.sender import Sender, TopicState
+from sow_replication.sender import Sender
 from tests.support.simulation.replica_model import ModelStore
 from tests.support.simulation.replica_rows import SECOND, Make, SimulatedStore, Written
 

@@ -29,7 +29,7 @@ from sow.checksums import checksum
 from sow.v1 import snapshot_pb2, sow_pb2
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
-from sow_server.query import export_parts, scan, sieve
+from sow_server.query import export_parts, scan, sieve, sources
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.journal import replay
 from tests.support.fakes.guarded import METHODS, GuardedParts, request_of
@@ -641,10 +641,15 @@ def given_in(message: Message) -> Iterator[str]:
 def test_the_end_of_pages_tells_nothing_of_hidden_records(tmp_path: Path) -> None:
     """Story: a page had a token for the next one wherever stored records followed. With a range of keys in the filter,
     that told whether there were any."""
-    small = {"SCAN_CHUNK": 2, "SCAN_CHUNK_FIRST": 2, "FIND_CHUNK": 1}
+    small = (
+        (scan, "SCAN_CHUNK", 2),
+        (scan, "SCAN_CHUNK_FIRST", 2),
+        (sources, "SCAN_CHUNK", 2),
+        (sources, "FIND_CHUNK", 1),
+    )
     with two_worlds(tmp_path, ROWS) as (without, with_hidden), ExitStack() as stack:
-        for name, value in small.items():
-            stack.enter_context(mock.patch.object(scan, name, value))
+        for module, name, value in small:
+            stack.enter_context(mock.patch.object(module, name, value))
         for world in (without, with_hidden):
             world.happen()
         for size, text in itertools.product((1, 2, 3, 4, 5), ("", "@key BEGINS WITH 'b'", "@key >= 'c'", "/price > 3")):

@@ -11,7 +11,7 @@ from sow_server.engine.durables import DurableGap, GapReason, RewindTo
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import BacklogAction, Publish
 from sow_server.services.records.admission import Admission
-from sow_server.subscriptions.durable.consumer_registry import STEP_MICROS
+from sow_server.subscriptions.durable.deadlines import STEP_MICROS
 from sow_server.subscriptions.frames import SnapshotBegin, SnapshotEnd
 from tests.support.fakes.loops import FakeLoop
 from tests.support.stores.durables import JSON, crash, durable, figures, floor, put, refused, rewind, rig

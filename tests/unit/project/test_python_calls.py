@@ -60,7 +60,7 @@ CALLS: Final[dict[str, int]] = {
     "server: get a hundred": 783,
     "server: query a record": 1_596,
     "server: query a batch": 393,
-    "server: subscribe with a snapshot": 3_102,
+    "server: subscribe with a snapshot": 3_101,
     "server: delete": 262,
 }
 """By operation."""

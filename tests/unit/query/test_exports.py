@@ -148,9 +148,9 @@ def test_filters_read_the_records_of_the_plan(
 
 def test_many_matches_of_an_index_are_read_from_it_as_they_stand(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     put(rig, range(4000), symbols=20)
-    monkeypatch.setattr("sow_server.query.scan.HITS_MAX", 50)
-    monkeypatch.setattr("sow_server.query.scan.STREAMED_FROM", 50)
-    monkeypatch.setattr("sow_server.query.scan.RACE_STEPS", (10,))
+    monkeypatch.setattr("sow_server.query.race.HITS_MAX", 50)
+    monkeypatch.setattr("sow_server.query.race.STREAMED_FROM", 50)
+    monkeypatch.setattr("sow_server.query.race.RACE_STEPS", (10,))
     opened = export(rig, "/symbol IN ('S1', 'S2')", parts=4)
     expected = [f"{n:05d}" for n in range(4000) if n % 20 in (1, 2)]
     assert len(opened.parts) == 1

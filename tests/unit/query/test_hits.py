@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server.engine.values.model import MessageType, Publish, TopicSettings
-from sow_server.query import scan
+from sow_server.query import race
 from sow_server.query.filtering import record_filter
 from sow_server.query.hits import packed
 from sow_server.query.planner import Access
@@ -30,7 +30,7 @@ def test_an_index_whose_keys_are_too_many_bytes_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hits_bytes_max: int, way: Access
 ) -> None:
     """Story: 200,000 keys of up to 16 KiB were kept for as long as a client did not read the answer."""
-    monkeypatch.setattr(scan, "HITS_BYTES_MAX", hits_bytes_max)
+    monkeypatch.setattr(race, "HITS_BYTES_MAX", hits_bytes_max)
     rig = Rig(tmp_path)
     rig.create_topic("t", TopicSettings(message_type=MessageType.JSON, key=("/id",), index=("/n",)))
     documents = [{"id": f"{number:04}" + "k" * 100, "n": number} for number in range(RECORDS)]

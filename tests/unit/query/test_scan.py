@@ -22,7 +22,7 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
-from sow_server.query import ordering, pages, scan, sort_memory
+from sow_server.query import ordering, pages, scan, sort_memory, sources
 from sow_server.query.filtering import record_filter
 from sow_server.query.ordering import order
 from sow_server.query.planner import Access
@@ -254,7 +254,7 @@ def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig) -> None:
     for batch in steps(found):
         assert batch.keys == []
         read = found.footer().scanned - scanned
-        assert read <= scan.SCAN_CHUNK
+        assert read <= sources.SCAN_CHUNK
         scanned += read
     assert scanned == 25_000
     assert found.step() is None

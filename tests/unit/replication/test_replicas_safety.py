@@ -14,9 +14,9 @@ import pytest
 
 from sow.v1.replication_pb2 import ReplicateRequest
 from sow_peering import InstanceIdentity, JournalPart, MergeCounts, PeerState, Purged, SeedRange
+from sow_replication.link_topics import TopicState
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
-from sow_replication.sender import TopicState
 from sow_server.config import LimitsConfig
 from sow_server.engine.commit import origins
 from sow_server.engine.commit.options import WriterOptions

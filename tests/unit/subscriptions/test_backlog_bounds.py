@@ -12,7 +12,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, BacklogAction, Publish
 from sow_server.services.records.admission import POLL_SECONDS, Admission
 from sow_server.subscriptions.durable.backlogs import DISTRUST_HOLDS, HOLD_MICROS, level
-from sow_server.subscriptions.durable.consumer_registry import exceeds
+from sow_server.subscriptions.durable.quotas import exceeds
 from tests.support.fakes.loops import FakeLoop
 from tests.support.stores.durables import durable, put, rewind, rig
 from tests.support.stores.stores import Rig

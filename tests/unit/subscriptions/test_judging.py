@@ -23,7 +23,7 @@ from sow_server.filters.parser import FUNCTIONS_MAX
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.records import selection
 from sow_server.subscriptions.journal import replay
-from sow_server.subscriptions.live import dispatch, groups
+from sow_server.subscriptions.live import dispatch, groups, slices
 from sow_server.subscriptions.live.judging import EFFORT_MAX, cost_of_rows, effort_of
 from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
@@ -178,8 +178,8 @@ def test_a_slice_ends_between_two_filters(rig: Rig, monkeypatch: pytest.MonkeyPa
     been asked, and then everything."""
     monkeypatch.setattr(groups, "EFFORT_MAX", 0)  # every change is looked at closely
     looks = itertools.count()
-    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
-    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 2)
+    monkeypatch.setattr(slices, "LOOK_NANOS", 1)
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * slices.SLICE_SECONDS / 2)
     followers = [subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}") for number in range(10)]
     rig.put("orders", "a", SMALL)
     subscribers.sync()
@@ -198,9 +198,9 @@ def test_a_bookmark_does_not_cover_rows_that_wait_while_a_slice_pauses(
     """subscription [2]. Story: a slice that paused in the midst of a change kept the rows of the changes before it, and
     progress told a position behind them. After a lost connection the subscriber never got them."""
     monkeypatch.setattr(groups, "EFFORT_MAX", 0)
-    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
+    monkeypatch.setattr(slices, "LOOK_NANOS", 1)
     looks = itertools.count()
-    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 5)
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * slices.SLICE_SECONDS / 5)
     followers = [
         subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}", progress=SECOND) for number in range(8)
     ]
@@ -221,9 +221,9 @@ def test_a_bookmark_does_not_cover_rows_that_wait_while_a_slice_pauses(
 @pytest.mark.parametrize("what", ["backlog is dropped", "one leaves", "topic is deleted"])
 def test_events_in_the_middle_of_a_change(rig: Rig, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(groups, "EFFORT_MAX", 0)
-    monkeypatch.setattr(dispatch, "LOOK_NANOS", 1)
+    monkeypatch.setattr(slices, "LOOK_NANOS", 1)
     looks = itertools.count()
-    subscribers = Subscribers(rig, ticks=lambda: next(looks) * dispatch.SLICE_SECONDS / 2)
+    subscribers = Subscribers(rig, ticks=lambda: next(looks) * slices.SLICE_SECONDS / 2)
     followers = [subscribers.subscribe("orders", filter=f"LENGTH(/s) > {number}") for number in range(8)]
     for key in ("a", "b"):
         rig.put("orders", key, SMALL)

@@ -6,7 +6,7 @@ import pytest
 
 from sow_server.engine.values.model import Durability, Expiration, Publish, TopicSettings
 from sow_server.subscriptions.frames import Progress, SnapshotBegin, SnapshotEnd
-from sow_server.subscriptions.live import dispatch
+from sow_server.subscriptions.live import slices
 from tests.support.stores.stores import MINUTE, SECOND, Rig
 from tests.support.stores.subscribers import JSON, Subscribers, at, px, rig, subscribers, ttl
 
@@ -348,7 +348,7 @@ def test_only_the_matches_of_an_atomic_request_are_sent(rig: Rig, subscribers: S
 def test_frames_are_bounded_in_records_and_bytes(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "SLICE_SECONDS", 3600.0)  # on a slow machine time would bound them, too
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 3600.0)  # on a slow machine time would bound them, too
     follower = subscribers.subscribe("orders", batch_size=3)
     large = subscribers.subscribe("orders")
     blob = b'{"blob":"' + b"x" * 400_000 + b'"}'

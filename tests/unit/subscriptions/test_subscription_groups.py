@@ -212,7 +212,7 @@ def test_slices_let_others_have_their_turn(rig: Rig, monkeypatch: pytest.MonkeyP
     """dispatch [3]."""
     subscribers = Subscribers(rig)
     follower = subscribers.subscribe("orders")
-    monkeypatch.setattr("sow_server.subscriptions.live.dispatch.SLICE_CHANGES", 100)
+    monkeypatch.setattr("sow_server.subscriptions.live.slices.SLICE_CHANGES", 100)
     rig.run(Publish("orders", [b"{}"] * 1000, [str(number) for number in range(1000)]))
     subscribers.loop.turn()  # hears of the commit
     turns = 1  # a slice of it at once

@@ -317,8 +317,9 @@ def test_a_backlog_that_grows_too_large_is_served_from_the_journal(
     rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """dispatch [5]: filters that cannot keep up with the publishers cost bounded memory."""
-    for name, value in (("BACKLOG_BYTES_MAX", 2000), ("SLICE_CHANGES", 1), ("BLOCK_CHANGES", 1)):
-        monkeypatch.setattr(f"sow_server.subscriptions.live.dispatch.{name}", value)
+    live = "sow_server.subscriptions.live"
+    for name, value in (("dispatch.BACKLOG_BYTES_MAX", 2000), ("slices.SLICE_CHANGES", 1), ("slices.BLOCK_CHANGES", 1)):
+        monkeypatch.setattr(f"{live}.{name}", value)
     follower = subscribers.subscribe("orders", oof=True)
     late = None
     wanted = []
