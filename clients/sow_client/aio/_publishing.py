@@ -25,7 +25,7 @@ from sow_client.aio._calls import AsyncCalls
 from sow_client.errors import Refusal
 
 if TYPE_CHECKING:
-    from sow_client._frames import NanMode
+    from sow_client._frame_rows import NanMode
 
 _Key = TypeVar("_Key", bound=Key)
 
@@ -256,10 +256,10 @@ class AsyncPublishing(AsyncCalls):
         PublishFailed if the server has refused records; all others are applied. The other arguments are those of
         `publisher`. Needs `sow[arrow]`.
         """
-        from sow_client import _frames  # lazily: few programs need it
+        from sow_client import _frame_rows  # lazily: few programs need it
 
         form = await self._form(topic)
-        rows = _frames.rows(
+        rows = _frame_rows.rows(
             frame,
             key=key,
             ttl_column=ttl_column,
