@@ -25,7 +25,7 @@ from sow_client._publish_columns import (
     key_too_large,
 )
 from sow_client._publish_core import END_SECONDS, Ack, OpenedPublisher, PublishCore
-from sow_client._publisher import ANSWERS, PublisherBase
+from sow_client._publisher_base import ANSWERS, PublisherBase
 from sow_client._records import ExpireAt, Ttl
 from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError
