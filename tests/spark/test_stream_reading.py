@@ -14,7 +14,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructType, Timest
 from sow_client import Client, Topic
 from sow_spark import stream_reading
 from sow_spark.errors import SowSourceError
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from sow_spark.reading import SnapshotReader
 from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
