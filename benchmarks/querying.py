@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Final
 
@@ -65,6 +65,12 @@ def whole_topic(setting: Setting) -> Iterator[Row]:
         if redis is not None:
             note = f"{ratio_range(rates['sow'], rates['redis'])}; {note}; Redis: {peer_cpu}; {redis.described}"
 
+    yield from _judged(rates, f"{rounds} rounds of {records:,} records", note=note, skipped=skipped)
+
+
+def _judged(rates: Mapping[str, Sequence[float]], case: str, *, note: str, skipped: str) -> Iterator[Row]:
+    """The rows of the rates of all contestants. Without Redis its row says why it is `skipped`."""
+
     def limits(of: str) -> tuple[Limit, ...]:
         ours = statistics.median(rates[of])
         return tuple(
@@ -75,9 +81,8 @@ def whole_topic(setting: Setting) -> Iterator[Row]:
             )
         )
 
-    case = f"{rounds} rounds of {records:,} records"
     ours = Figure(statistics.median(rates["sow"]), PER_SECOND)
-    if redis is None:
+    if "redis" not in rates:
         yield Row(f"records: {case}", ours, target=TARGET, limits=limits("sow"), note=note, skipped=skipped)
     else:
         yield Row(

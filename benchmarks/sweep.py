@@ -27,8 +27,9 @@ from benchmarks.processes import SowServer
 from benchmarks.setting import measure_machine
 from benchmarks.sizing import FIGURES, FORMULAS, Kept, Load, Pinned, Point, Sweep, fit, read, to_json
 from sow.sizes import format_bytes
+from sow_cli.bench_plan import WORKS, Plan, Work
 from sow_cli.server_usage import LocalProcess
-from sow_cli.workload import WORKS, Measured, Plan, Work, Workload
+from sow_cli.workload import Measured, Workload
 from sow_client import AsyncClient, Client, SowError
 
 SECONDS: Final = 3.0

@@ -176,6 +176,26 @@ class Story:
             (publisher.applied, publisher.refused, publisher.duplicates) == (len(flights), 0, 0),
             found=f"{publisher.applied:,} applied, {publisher.refused:,} refused, {publisher.duplicates:,} duplicates",
         )
+        before = self._check_latest(latest, lives)
+        live_by_haul = Counter(haul_of(latest[key][0], lives).name for key in before.records)
+        tell.table(
+            ("distance", "lifetime", "flights published", "keys live"),
+            [
+                (
+                    haul.name,
+                    haul.ttl or f"{lives.default}s (the topic's default)",
+                    f"{by_haul[haul.name]:,}",
+                    f"{live_by_haul[haul.name]:,}",
+                )
+                for haul in lives.hauls
+            ],
+            right=("flights published", "keys live"),
+        )
+        return before
+
+    def _check_latest(self, latest: Mapping[str, tuple[Flight, int]], lives: Lifetimes) -> Snapshot:
+        """Compares the live records with the latest flights, and the times at which these were handed over."""
+        tell = self._narration
         before = snapshot(self._client, FLIGHTS)
         stale = [
             key
@@ -193,20 +213,6 @@ class Story:
             f"the file has {len(latest):,} keys; {len(gone):,} of them have expired by now, all of them in their time",
             not early,
             found=f"{len(early):,} are missing before their time",
-        )
-        live_by_haul = Counter(haul_of(latest[key][0], lives).name for key in before.records)
-        tell.table(
-            ("distance", "lifetime", "flights published", "keys live"),
-            [
-                (
-                    haul.name,
-                    haul.ttl or f"{lives.default}s (the topic's default)",
-                    f"{by_haul[haul.name]:,}",
-                    f"{live_by_haul[haul.name]:,}",
-                )
-                for haul in lives.hauls
-            ],
-            right=("flights published", "keys live"),
         )
         return before
 

@@ -1,5 +1,4 @@
-"""Checks of command line text. Each function except `refuse_together` is the `type=` of an option; wrong text is a
-usage error (exit code 2).
+"""Checks of command line text. Most functions are the `type=` of an option; wrong text is a usage error (exit code 2).
 
 They are plain functions, not `click.ParamType` classes: click wraps them, and adds the option's name to the message.
 """
@@ -7,8 +6,9 @@ They are plain functions, not `click.ParamType` classes: click wraps them, and a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
 import click
 
@@ -17,6 +17,8 @@ from sow.sizes import SizeError, parse_bytes
 from sow_cli.columns import METADATA, Path, steps
 from sow_client import UNLIMITED
 from sow_client._keys import key_text
+
+Command = TypeVar("Command", bound=Callable[..., object])
 
 NONE: Final = "none"
 """Removes a setting."""
@@ -165,6 +167,17 @@ parts_option: Final = click.option(
 def whole_keys(keys: tuple[str, ...], *, parts: bool) -> tuple[str, ...]:
     """The keys; with `parts` the one key that they are the parts of, in which a | or \\ of a part is escaped (K4)."""
     return (key_text(keys),) if parts and keys else keys
+
+
+def if_version_option(text: str) -> Callable[[Command], Command]:
+    """The option of the commands that change records only at given versions; `check_versions` checks its value."""
+    return click.option("--if-version", "versions", type=click.IntRange(min=1), multiple=True, metavar="N", help=text)
+
+
+def check_versions(versions: tuple[int, ...], keys: tuple[str, ...]) -> None:
+    """Raises a usage error where only some of the keys have a version."""
+    if versions and len(versions) != len(keys):
+        raise click.UsageError("--if-version is given once for each KEY, in their order")
 
 
 def index(text: str) -> str:

@@ -30,7 +30,7 @@ from sow_cli.row_records import FineTime, Unread
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
 from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
-from sow_client._frames import foreign_type
+from sow_client._frame_rows import foreign_type
 
 RECORDS_LOOKED_AT: Final = 10_000
 """A stream of records has the types of its first ones."""

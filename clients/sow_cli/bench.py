@@ -17,12 +17,13 @@ import click
 from sow.sizes import SizeError, parse_bytes
 from sow.version import __version__
 from sow_cli import arguments, display, packing
+from sow_cli.bench_plan import INDEXES_MAX, WORKS, Plan, Work
 from sow_cli.exits import Refused, describe
 from sow_cli.interrupts import through_asyncio
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
 from sow_cli.session import Session
-from sow_cli.workload import INDEXES_MAX, WORKS, BenchFailed, Measured, Plan, Work, Workload
+from sow_cli.workload import BenchFailed, Measured, Workload
 from sow_client import Client, DurabilityName, SowError
 
 TOPIC: Final = "sow-bench"

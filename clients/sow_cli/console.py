@@ -63,25 +63,9 @@ def console(
     if missing:
         raise click.ClickException(f"the console needs {', '.join(missing)}; install them: pip install 'sow[console]'")
     # Here, as these libraries are of an extra, and would double the start-up time of every other command.
-    from sow_console import app, exports, guards
+    from sow_console import app, exports
 
-    host, colon, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise click.UsageError(f"--listen: {listen!r} is not HOST:PORT, such as 127.0.0.1:7480")
-    if (https_cert is None) != (https_key is None):
-        raise click.UsageError("--https-cert and --https-key belong together: give both or none")
-    if not guards.is_loopback(host) and https_cert is None and not (url or "").startswith("https://"):
-        raise click.UsageError(
-            "--listen: tokens would cross the network in plain text; give --https-cert and --https-key, or behind a "
-            "proxy --url https://…"
-        )
-    if url is not None and not url.startswith("https://") and not guards.is_loopback(urlsplit(url).hostname or ""):
-        raise click.UsageError("--url: tokens would cross the network in plain text; it begins with https://")
-    if url is None and host in ("0.0.0.0", "::"):
-        raise click.UsageError(
-            f"--listen: no browser calls the console {host}; give the address that people use: --url https://…"
-        )
+    host, port = _checked_address(listen, url, https_cert, https_key)
     if session.tls is not None and session.tls.certificate is not None:
         raise click.UsageError("--tls-cert: the console would lend this certificate's rights to whoever opens it")
     if session.token_file is not None:
@@ -95,7 +79,7 @@ def console(
         tuple(app.addresses(session.server)),
         connect,
         host,
-        int(port),
+        port,
         url,
         https_cert,
         https_key,
@@ -116,6 +100,31 @@ def console(
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error
     except ValueError as error:
         raise click.UsageError(f"--url: {error}") from error
+
+
+def _checked_address(listen: str, url: str | None, https_cert: Path | None, https_key: Path | None) -> tuple[str, int]:
+    """The host and the port to listen at. Raises a usage error where tokens would cross the network in plain text, or
+    no browser would find the console."""
+    from sow_console import guards
+
+    host, colon, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise click.UsageError(f"--listen: {listen!r} is not HOST:PORT, such as 127.0.0.1:7480")
+    if (https_cert is None) != (https_key is None):
+        raise click.UsageError("--https-cert and --https-key belong together: give both or none")
+    if not guards.is_loopback(host) and https_cert is None and not (url or "").startswith("https://"):
+        raise click.UsageError(
+            "--listen: tokens would cross the network in plain text; give --https-cert and --https-key, or behind a "
+            "proxy --url https://…"
+        )
+    if url is not None and not url.startswith("https://") and not guards.is_loopback(urlsplit(url).hostname or ""):
+        raise click.UsageError("--url: tokens would cross the network in plain text; it begins with https://")
+    if url is None and host in ("0.0.0.0", "::"):
+        raise click.UsageError(
+            f"--listen: no browser calls the console {host}; give the address that people use: --url https://…"
+        )
+    return host, int(port)
 
 
 class _PackedFile:

@@ -41,7 +41,7 @@ from sow_cli.refused import RowReader, kept, pointed_at
 from sow_cli.row_records import KINDS, Kind, Reading, Target
 from sow_client import InvalidArgument, PayloadForm, Topic
 from sow_client._lifetimes import lifetime
-from sow_client._publish_core import KEY_CHARACTERS_MAX
+from sow_client._publish_columns import KEY_CHARACTERS_MAX
 
 Command = TypeVar("Command", bound=Callable[..., object])
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from sow.version import __version__
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._addresses import Prefer
-from sow_client._aio_subscription import AsyncSubscription
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
 from sow_client._exports import Export
@@ -129,6 +128,7 @@ from sow_client.errors import (
 
 if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
+    from sow_client._aio_subscription import AsyncSubscription
     from sow_client.aio import AsyncClient
     from sow_client.aio._consuming import AsyncDurableSubscription
     from sow_client.aio._following import AsyncLiveView
@@ -144,6 +144,7 @@ _LATER: Final = {
     "AsyncLoadStager": "sow_client.aio._loading",
     "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",
+    "AsyncSubscription": "sow_client._aio_subscription",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""
 

@@ -17,18 +17,15 @@ from sow_client import _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
 from sow_client._payloads import Encoded, PayloadForm
-from sow_client._publish_core import (
+from sow_client._publish_columns import (
     BATCH_BYTES,
-    END_SECONDS,
     KEY_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
-    Ack,
-    OpenedPublisher,
-    PublishCore,
     checked_columns,
     key_too_large,
 )
-from sow_client._publisher import ANSWERS, PublisherBase
+from sow_client._publish_core import END_SECONDS, Ack, OpenedPublisher, PublishCore
+from sow_client._publisher_base import ANSWERS, PublisherBase
 from sow_client._records import ExpireAt, Ttl
 from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError

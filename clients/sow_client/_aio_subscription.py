@@ -1,4 +1,4 @@
-"""`AsyncSubscription`: following topics in asyncio. `_subscription` has the machine, and the blocking one."""
+"""`AsyncSubscription`: following topics in asyncio. `_subscription_core` has the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses, _timeouts
 from sow_client._records import Change
-from sow_client._subscription import FRAMES, SubscriptionCore, broken_call, checked_size
+from sow_client._subscription_core import FRAMES, SubscriptionCore, broken_call, checked_size
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 

@@ -21,7 +21,7 @@ from sow_client._keys import Key, key_texts
 from sow_client._packed import PackedColumn, PackedRecords, column_values, packed
 from sow_client._parameters import Parameters, parameter_values
 from sow_client._records import EARLIEST, Change, Start, Ttl, invalid, ttl_micros
-from sow_client._subscription import PASSING_REASONS
+from sow_client._subscription_core import PASSING_REASONS
 from sow_client.errors import SowError
 
 ALL_COLUMNS: Final[tuple[str, ...]] = get_args(PackedColumn)

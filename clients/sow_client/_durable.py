@@ -1,4 +1,4 @@
-"""Consuming durable subscriptions: changes as `_subscription` hands them out, and their acknowledgement (rule J2).
+"""Consuming durable subscriptions: changes as `_subscription_core` hands them out, and their acknowledgement (rule J2).
 
 `DurableCore` and `Acknowledgements` are the whole machine, without I/O, threads or clock. `aio/_consuming.py` runs it.
 
@@ -28,10 +28,7 @@ from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
 from sow_client._records import invalid
 from sow_client._reports import Gap, GapReason
-from sow_client._subscription import (
-    PASSING_REASONS,
-    SubscriptionCore,
-)
+from sow_client._subscription_core import PASSING_REASONS, SubscriptionCore
 from sow_client._workers import AioGuard, Guard
 from sow_client.errors import SowError
 

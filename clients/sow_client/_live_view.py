@@ -37,22 +37,21 @@ from collections.abc import (
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 from operator import length_hint
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
-from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
 from sow_client._flags import AioFlag, Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
-from sow_client._subscription import (
-    OpenSubscription,
-    SubscribeCall,
-    SubscriptionCore,
-)
+from sow_client._subscription import OpenSubscription, SubscribeCall
+from sow_client._subscription_core import SubscriptionCore
 from sow_client._view import in_own_batch
 from sow_client._workers import AioWorker, Worker
 from sow_client.errors import ResyncRequired, SowError
+
+if TYPE_CHECKING:
+    from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
 
 RANGE_RECORDS: Final = 32
 """Records of a range that is compared. Larger ones make a smaller request, and more records that come although they are

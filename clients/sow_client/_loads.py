@@ -23,7 +23,8 @@ from typing import Final, Literal, cast
 
 from sow.v1 import load_pb2, types_pb2
 from sow_client import _lifetimes, _process, _statuses, _timeouts, _writes
-from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS, check_sizes, fitting_rows
+from sow_client._publish_columns import check_sizes, fitting_rows
+from sow_client._publish_core import IN_FLIGHT_BYTES_MAX, REFUSALS_KEPT_MAX, RETRIED_REASONS
 from sow_client._records import Ttl, invalid
 from sow_client.errors import Refusal, SowError
 

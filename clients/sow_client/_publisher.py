@@ -1,182 +1,32 @@
-"""The blocking publisher: `PublishCore` with threads, and the base of both publishers."""
+"""The blocking publisher: `PublishCore` with threads."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Literal, NoReturn, Protocol, Self
+from typing import Literal, Protocol, Self
 
 import grpc
 
 from sow.v1 import sow_pb2
-from sow_client import _ends, _ignored, _lifetimes, _process, _statuses
+from sow_client import _ends, _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
-from sow_client._failover import LOSSES
 from sow_client._keys import Key, key_text
 from sow_client._payloads import Encoded, PayloadForm
-from sow_client._publish_core import (
+from sow_client._publish_columns import (
     BATCH_BYTES,
-    END_SECONDS,
     KEY_CHARACTERS_MAX,
     PAYLOAD_BYTES_MAX,
-    RETRIED_REASONS,
-    Ack,
-    OpenedPublisher,
-    PublishCore,
     checked_columns,
     key_too_large,
-    payload_too_large,
 )
+from sow_client._publish_core import END_SECONDS, Ack, OpenedPublisher, PublishCore
+from sow_client._publisher_base import ANSWERS, Figures, PublisherBase
 from sow_client._records import ExpireAt, Ttl
 from sow_client.errors import Refusal, SowError
-
-ANSWERS: Final = "the stream of acknowledgements"
-
-
-class Figures:
-    """The figures that each publisher shows, of its core."""
-
-    _core: PublishCore
-    _closing: bool
-
-    def __repr__(self) -> str:
-        core, state = self._core, ", closed" if self._closing else ""
-        settled = f"{core.acknowledged} records acknowledged, {core.unacknowledged} not yet, {core.refused} refused"
-        return f"{type(self).__name__}({core.topic!r}, {settled}{state})"
-
-    @property
-    def applied(self) -> int:
-        """Records that the server applied."""
-        return self._core.applied
-
-    @property
-    def duplicates(self) -> int:
-        """Records that were applied before a reconnect and sent again after it."""
-        return self._core.duplicates
-
-    @property
-    def refused(self) -> int:
-        """Records that the server refused."""
-        return self._core.refused
-
-    @property
-    def ttls_ignored(self) -> int:
-        """Applied records whose ttl or expire time has no effect: the topic has expiration disabled. Rule: L3."""
-        return self._core.ttls_ignored
-
-    @property
-    def acknowledged(self) -> int:
-        """Records settled: applied, duplicate or refused."""
-        return self._core.acknowledged
-
-    @property
-    def unacknowledged(self) -> int:
-        """Records handed over and not yet settled."""
-        return self._core.unacknowledged
-
-
-class PublisherBase(Figures, _process.Owned):
-    """The common part of both publishers: the core, the callbacks, and the end. Owns no thread and no task."""
-
-    _what = "publisher"
-    _closing = False  # here, as a finalizer reads it, also if an exception has ended `__init__`
-
-    def __init__(
-        self,
-        core: PublishCore,
-        on_ack: Callable[[Ack], object] | None,
-        on_refusal: Callable[[Refusal], object] | None,
-    ) -> None:
-        _process.tell(self)
-        self._core = core
-        self._on_ack = on_ack
-        self._on_refusal = on_refusal
-        self._made_at = _ignored.place()
-        self._has_warned = False
-        self._failure: BaseException | None = None
-        self._form_is_guessed = False  # there was no topic when the server was asked
-        self._form_is_old = False  # the client's own memory of the form does not count
-        self._stopped = False  # closing, or failed
-        # Every record touches these, so they are kept here and not looked up in the core.
-        self._pending = core.pending
-        self._append = core.pending.append
-        self._batch_records = core.options.batch_records
-        self._filled = 0  # bytes since `publish` last sealed all there was
-        self._stream = 0  # number of the current stream; requests of an older one must not be sent
-
-    def _forked(self) -> None:
-        # The parent sends what is buffered. Here each use finds the failure, which costs a record nothing.
-        super()._forked()
-        if not self._closing:
-            self._failure, self._stopped = _process.forked(self._what), True
-        self._core.pending.clear()
-        self._stream += 1
-
-    def _refuse(self, size: int) -> NoReturn:
-        raise self._stop_error() if self._stopped else payload_too_large(size)
-
-    def _stop_error(self) -> BaseException:
-        return self._failure or _statuses.closed("publisher")
-
-    def _heed(self, ack: Ack) -> None:
-        """Warns once, at the line that made the publisher, of lifetimes without effect."""
-        if ack.ttls_ignored and not self._has_warned:
-            self._has_warned = True
-            _ignored.warn(self._core.topic, self._made_at)
-        malformed = any(refusal.reason == "PAYLOAD_MALFORMED" for refusal in ack.refusals)
-        if malformed or self._form_is_guessed:  # the topic may have been made, or made anew, with another type
-            self._form_is_old = self._form_is_old or malformed
-            self._form_is_guessed = False
-            self._ask_again()
-
-    def _ask_again(self) -> None:
-        """The next document makes the publisher ask for the form of the topic's payloads."""
-        raise NotImplementedError
-
-    def _asked(self, form: PayloadForm) -> Callable[[Document], bytes]:
-        self._form_is_guessed = not form.message_type
-        self._core.encoded_as = form.encoded_as
-        return form.encoder
-
-    def _asking_delay(self, error: SowError, backoff: _statuses.Backoff) -> float:
-        """Seconds to wait before the server is asked again for the form. Raises when the time to retry is over: no
-        record is taken in a form that is a guess."""
-        core, delay = self._core, None
-        if error.reason in _ASKED_AGAIN:
-            delay = backoff.delay(error, now=time.monotonic(), jitter=random.random(), limit=core.time_to_retry(error))
-        if delay is None:
-            raise _statuses.error_like(
-                error,
-                f"the record was not taken, as the message type of {core.topic} is not known, and no server tells it: "
-                f"{error.message}",
-            ) from error
-        return delay
-
-    def _warn_of_end(self, why: str) -> None:
-        """Tells that nobody has closed it, which may have lost records."""
-        warnings.warn_explicit(
-            f"the publisher to {self._core.topic!r} was not closed: {why}; use it in a `with` block, or call close()",
-            ResourceWarning,
-            self._made_at.file,
-            self._made_at.line,
-            self._made_at.module,
-            self._made_at.registry,
-            source=self,
-        )
-
-    def _deliver(self, ack: Ack) -> None:
-        if self._on_ack is not None:
-            self._on_ack(ack)
-        if self._on_refusal is not None:
-            for refusal in ack.refusals:
-                self._on_refusal(refusal)
-
-
-_ASKED_AGAIN: Final = RETRIED_REASONS | _statuses.CUT_REASONS | LOSSES | {"DEADLINE_EXCEEDED"}
 
 
 class Sender(PublisherBase):

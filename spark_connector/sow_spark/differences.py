@@ -25,7 +25,8 @@ from sow.durations import DurationError, parse_micros
 from sow_client import Client, Export, PackedRecords
 from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, option_error, translated
-from sow_spark.options import Connecting, Reading, parse_reading
+from sow_spark.option_parsing import parse_reading
+from sow_spark.options import Connecting, Reading
 from sow_spark.schemas import METADATA_COLUMNS, unsupported
 
 CHANGES_MAX: Final = 1_000_000

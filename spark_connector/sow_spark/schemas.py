@@ -42,7 +42,8 @@ from pyspark.sql.types import (
 
 from sow_spark.connection import connect, retried
 from sow_spark.errors import HINTS, SowSourceError, option_error, translated
-from sow_spark.options import NESTING_MAX, NewFields, PayloadForm, Reading, check_form_options
+from sow_spark.option_parsing import check_form_options
+from sow_spark.options import NESTING_MAX, NewFields, PayloadForm, Reading
 
 if TYPE_CHECKING:
     from sow_client import Client, Topic

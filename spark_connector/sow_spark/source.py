@@ -103,7 +103,7 @@ class SowDataSource(DataSource):
     def schema(self) -> StructType:
         """The inferred schema, if the user gives none. Spark calls it in `load()`, and keeps the instance. It is not
         known yet whether a snapshot or a stream is read."""
-        from sow_spark.options import parse_reading
+        from sow_spark.option_parsing import parse_reading
         from sow_spark.schemas import infer
 
         reading = parse_reading(self.options)
@@ -117,7 +117,7 @@ class SowDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads a snapshot."""
-        from sow_spark.options import parse_reading
+        from sow_spark.option_parsing import parse_reading
         from sow_spark.reading import FilteringReader, SnapshotReader
         from sow_spark.schemas import check_given
 
@@ -135,7 +135,7 @@ class SowDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Follows the changes."""
         from sow_spark.errors import SowSourceError
-        from sow_spark.options import parse_reading
+        from sow_spark.option_parsing import parse_reading
         from sow_spark.schemas import check_given
         from sow_spark.stream_reading import ChangesReader
 
@@ -155,7 +155,7 @@ class SowDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Publishes rows, or replaces the topic's content with them."""
-        from sow_spark.options import parse_writing
+        from sow_spark.option_parsing import parse_writing
 
         writing = parse_writing(self.options, "overwrite" if overwrite else "append")
         if overwrite:
@@ -168,7 +168,7 @@ class SowDataSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  # Spark's name
         """Publishes each micro-batch once."""
-        from sow_spark.options import parse_writing
+        from sow_spark.option_parsing import parse_writing
         from sow_spark.stream_writing import StreamPublishingWriter
 
         return StreamPublishingWriter(parse_writing(self.options, "stream"), schema, overwrite)

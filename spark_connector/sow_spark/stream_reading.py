@@ -27,28 +27,23 @@ Guarantees:
 
 from __future__ import annotations
 
-import getpass
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import pyspark
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sow_client import ChangesPlan, Client, SowError, Topic
+from sow_client import ChangesPlan, Client, Topic
 from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
-from sow_spark.reading import batches, renewed
+from sow_spark.reading import batches
 from sow_spark.schemas import Layout, form_of, layout, selected
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import (
@@ -63,6 +58,7 @@ from sow_spark.stream_offsets import (
     sources_of,
     topics_of,
 )
+from sow_spark.stream_pins import Pins, check_loss, tell_loss
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,8 +71,6 @@ SHARES: Final = 8
 """There are not more, because each partition reads the whole range and skips the keys of the others."""
 SHARES_MAX: Final = 1_000
 """The server's limit."""
-NOTE: Final = ".moved"
-"""Behind the name of the pin: the name of the pin that notes a move [4]."""
 
 _log: Final = logging.getLogger("sow_spark")
 _Answer = TypeVar("_Answer")
@@ -107,10 +101,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._instance = InstanceInUse(reading.connecting, reading.named)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._checked: set[str] = set()  # topics that the schema and the filter fit
-        self._pinned: dict[str, str] = {}  # the position of the pin of each topic
-        self._renewing: ExitStack | None = None  # the life of the client that renews
+        self._pins = Pins(reading, self._instance)
         self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
-        self._noted: str | None = None  # the end of a micro-batch that is noted at another instance [4]
         self._target: str | None = None  # the end for AvailableNow
         self._head: str | None = None
         self._behind = (0, 0)  # entries behind the end of the last micro-batch, and the age of the first in seconds
@@ -143,10 +135,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         made: list[str] = []
         try:
             for name, bookmark in zip(present, starts, strict=True):
-                if self._pin(name, offset, start if where == "latest" else bookmark):
+                if self._pins.hold(name, offset, start if where == "latest" else bookmark):
                     made.append(name)
         except SowSourceError:
-            self._unpin(offset, made)
+            self._pins.remove(offset, made)
             raise
         return offset
 
@@ -158,7 +150,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except SowSourceError as error:
             if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
                 raise  # the instance of the bookmark may come back
-            self._check_loss(error, topic, str(where))
+            check_loss(error, self._reading, topic, str(where))
         return self._plan(topic, "looking for the earliest change", "earliest").start
 
     def _check_options(self, topic: Topic, at: str) -> None:
@@ -216,7 +208,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         present = self._present()
         if not self._is_foreign(begin):
             self._check_created(begin, present)
-            self._pin_all(begin)
+            self._pins.hold_all(begin)
         if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
             return start
         end, plans = self._ends(begin, present, end, max_entries, max_bytes)
@@ -231,7 +223,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, plan in plans.items():
             self._check_options(present[name], plan.start)
             if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
-                self._pin(name, begin, plan.start)
+                self._pins.hold(name, begin, plan.start)
         if self._instance.several:
             self._mark(offset, begin, plans)
         return offset
@@ -342,7 +334,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_foreign(end):
             self._check_created(end, present)
         if not self._is_foreign(begin):
-            self._pin_all(begin)  # a restarted query begins with this call if its last batch was not finished
+            self._pins.hold_all(begin)  # a restarted query begins with this call if its last batch was not finished
         found: list[InputPartition] = []
         for name in topics_of(end, self._reading.topic):
             if name not in present:
@@ -350,7 +342,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             plan = self._plan_from(name, begin, marked(end))
             self._check_options(present[name], plan.start)
             if self._is_foreign(end):
-                self._note(name, end, plan.start)
+                self._pins.note(name, end, plan.start)
             if not plan.entries:
                 continue
             form = self._payload_form(present[name])
@@ -364,7 +356,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for share in range(shares)
             ]
         if self._is_foreign(end):
-            self._noted = bookmark_of(end)
+            self._pins.noted = bookmark_of(end)
         self._read_at = bookmark_of(end), self._instance.epoch or end["epoch"]
         return found
 
@@ -400,8 +392,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_foreign(end) or (self._instance.several and self._instance.epoch is None):
             return  # the next call finds an instance
         try:
-            self._pin_all(end)
-            self._forget_note(end)
+            self._pins.hold_all(end)
+            self._pins.forget_note(end)
         except SowSourceError as error:
             # The next call shows whether the server is reachable. Until then the journal keeps more than necessary.
             _log.warning("%s", error)
@@ -421,40 +413,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._instance.several or "after" not in end:
             return True
         if self._read_at is None or self._read_at[0] != bookmark_of(end):
-            noted = any(self._is_noted(connecting, end) for connecting in self._instance.others())
+            noted = any(self._pins.is_noted(connecting, end) for connecting in self._instance.others())
             self._read_at = bookmark_of(end), "" if noted else end["epoch"]
         return self._read_at[1] in (end["epoch"], self._instance.epoch)
-
-    def _note_name(self, offset: Offset) -> str | None:
-        name = self._reading.pin_name or offset.get("pin")
-        return None if name is None else f"{name}{NOTE}"
-
-    def _note(self, topic: str, end: Offset, bookmark: str) -> None:
-        """Notes at the instance in use that it reads a micro-batch that ends at another one [4]."""
-        name = self._note_name(end)
-        if name is not None:
-            lease = f"{self._reading.pin_lease_micros}us"
-            self._call("noting a move", lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease))
-
-    def _forget_note(self, end: Offset) -> None:
-        name = self._note_name(end)
-        if self._noted is None or name is None or self._noted == bookmark_of(end):
-            return
-        for topic in topics_of(end, self._reading.topic):
-            with suppress(SowSourceError):  # it goes by itself
-                self._call("finishing a move", lambda client, topic=topic: client.delete_durable(topic, name))  # type: ignore[misc]  # a lambda's default argument
-        self._noted = None
-
-    def _is_noted(self, connecting: Connecting, end: Offset) -> bool:
-        """True if another instance has read the micro-batch that ends here, or may have."""
-        name = self._note_name(end)
-        if name is None:
-            return False
-        try:
-            with connect(connecting) as client:
-                return any(one.name == name for one in client.durables())
-        except SowError:
-            return True  # it may have
 
     # ---- the server ----
 
@@ -494,7 +455,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
-                self._check_loss(error, topic, bookmark_of(start))
+                check_loss(error, self._reading, topic, bookmark_of(start))
         earliest = self._plan(topic, "looking for the earliest change", "earliest", None, max_entries, max_bytes)
         if end is None:
             return earliest
@@ -527,101 +488,14 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic = present.get(name)
             if topic is None:
                 if self._reading.topic_pattern is not None:
-                    self._lost(name, bookmark_of(offset), "the topic was deleted")
+                    tell_loss(self._reading, name, bookmark_of(offset), "the topic was deleted")
             elif created is not None and topic.create_time.isoformat() != created:
-                self._lost(
+                tell_loss(
+                    self._reading,
                     name,
                     bookmark_of(offset),
                     f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
                 )
 
-    def _check_loss(self, error: SowSourceError, topic: str, start: str) -> None:
-        """Raises or logs DATA_LOST. Any other error is raised unchanged."""
-        if error.reason not in _LOSSES:
-            raise error
-        self._lost(topic, start, error.reason)
-
-    def _lost(self, topic: str, start: str, why: str) -> None:
-        """Raises or logs DATA_LOST."""
-        lost = SowSourceError(
-            "DATA_LOST",
-            f"changes of topic {topic} after {start} are gone ({why})",
-            "start a query with a new checkpoint, from a snapshot or from earliest; "
-            "or give failOnDataLoss=false to continue with the earliest change",
-        )
-        if self._reading.fail_on_data_loss:
-            raise lost from None  # the cause would only repeat it, above the line that people look for
-        _log.warning("%s: continuing with the earliest change", lost.message)
-
     def _payload_form(self, topic: Topic) -> PayloadForm:
         return form_of(replace(self._reading, topic=topic.name), self._layout, topic.settings.message_type)
-
-    # ---- pins ----
-
-    def _pin_all(self, offset: Offset) -> None:
-        """Pins the journal of each topic that is read from an offset."""
-        for name in topics_of(offset, self._reading.topic):
-            self._pin(name, offset, bookmark_of(offset))
-
-    def _pin(self, topic: str, offset: Offset, bookmark: str) -> bool:
-        """Pins the journal of a topic after a bookmark, under the query's pin, and renews the pin from then on. Whether
-        the pin was made."""
-        name = self._reading.pin_name or offset.get("pin")
-        if name is None:
-            return False  # a checkpoint of a query that named its pin then, and does not now
-        if self._renewing is None or self._renewing is not self._instance.life:
-            self._pinned = {}  # another client, perhaps of another instance
-        if bookmark == self._pinned.get(topic):
-            return False  # it is renewed in the background
-        lease = f"{self._reading.pin_lease_micros}us"
-        try:
-            pin = self._call(
-                "keeping the journal",
-                lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease, reader=reader()),
-            )
-        except SowSourceError as error:
-            if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
-                return False  # its loss has been told
-            self._check_loss(error, topic, bookmark_of(offset))
-            return False
-        self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one
-        if self._renewing is not self._instance.life:
-            self._renew(name)
-        return pin.created
-
-    def _unpin(self, offset: Offset, topics: Sequence[str]) -> None:
-        """Removes the pins that a query has made which does not start."""
-        name = self._reading.pin_name or offset["pin"]
-        self._pinned = {}
-        for topic in topics:
-            with suppress(SowSourceError):  # it goes by itself, after `pinLease`
-                self._call("removing a pin", lambda client, topic=topic: client.delete_durable(topic, name))  # type: ignore[misc]  # a lambda's default argument
-
-    def _renew(self, name: str) -> None:
-        """Renews the pins in the background: a micro-batch may take longer than their lease."""
-        client, life = self._instance.client, self._instance.life
-        assert client is not None, "it has just been called"
-        assert life is not None, "it owns the client"
-        self._renewing = life
-
-        def again() -> None:
-            for topic, position in self._pinned.items():
-                with suppress(SowError):  # this topic may be gone, and the others need their pins
-                    # With the lease: a pin that has ended, as while the machine slept, is made again.
-                    client.pin_journal(topic, name, position, idle_ttl=lease, reader=reader())
-
-        lease = f"{self._reading.pin_lease_micros}us"
-        life.enter_context(renewed(again, self._reading.pin_lease_micros / 1e6))
-
-
-def reader() -> str:
-    """Tells people who keeps the journal: the program that runs the query."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "?"
-    text = f"Spark {pyspark.__version__}, {user} on {socket.gethostname()}, process {os.getppid()}"
-    return "".join(filter(str.isprintable, text))[:200]
-
-
-_LOSSES: Final = frozenset({"BOOKMARK_TOO_OLD", "BOOKMARK_OTHER_EPOCH", "BOOKMARK_IN_FUTURE", "RESYNC_REQUIRED"})

@@ -31,7 +31,8 @@ from sow_client._ends import Stream
 from sow_client._lease_core import LeaseCore
 from sow_client._live_view import LiveCore
 from sow_client._publisher import Publisher
-from sow_client._subscription import Subscription, SubscriptionCore
+from sow_client._subscription import Subscription
+from sow_client._subscription_core import SubscriptionCore
 from sow_client.aio._consuming import AsyncDurableSubscription
 from sow_client.aio._following import AsyncLiveView
 from sow_client.aio._leasing import AsyncLease

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sow_client import Client, InvalidArgument, PublishFailed, Refusal, SowError, Unavailable
-from sow_client._publisher import PublisherBase
+from sow_client._publisher_base import PublisherBase
 from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess, free_port, until
 from tests.support.simulation.clients import Connect, connect
 

@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 from sow.version import __version__
 from sow_cli import command
-from sow_cli.workload import WORKS, Workload
+from sow_cli.bench_plan import WORKS
+from sow_cli.workload import Workload
 from sow_client import AsyncSubscription, Client, Unavailable
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access, write_private
 from tests.support.servers.server import ROOT, ServerProcess, free_port, until

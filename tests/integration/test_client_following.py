@@ -414,7 +414,7 @@ def test_closing_ends_a_task_that_waits_for_the_next_change(followed: Followed, 
 
 
 def test_a_subscriber_that_stops_reading_holds_one_frame_and_the_flow_control_window(servers: Servers) -> None:
-    """_subscription [4]: 200 frames of 100 KB wait for it, and the server cannot send them all."""
+    """_subscription_core [4]: 200 frames of 100 KB wait for it, and the server cannot send them all."""
     journal = Journal()
     for number in range(200):
         journal.commit(put("a", {"n": number, "pad": "x" * 100_000}))

@@ -19,16 +19,8 @@ from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, T
 from sow_server.services.wire import convert
 from tests.property.test_replication_simulation import differing, edges, fault
 from tests.support.oracles.examples import lives
-from tests.support.simulation.holders import (
-    CLOCK_RATE,
-    KEYS,
-    TOPICS,
-    Holder,
-    SameVersion,
-    Wrong,
-    check_ended,
-    simulated_leases,
-)
+from tests.support.simulation.holders import CLOCK_RATE, KEYS, TOPICS, Holder, SameVersion, Wrong, check_ended
+from tests.support.simulation.lease_clients import simulated_leases
 from tests.support.simulation.movers import set_apart
 from tests.support.simulation.replica_rocks import stores_in
 from tests.support.simulation.replica_rows import SECOND, Make

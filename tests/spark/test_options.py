@@ -12,7 +12,8 @@ from pyspark.sql.types import StringType, StructType
 
 from sow_spark import SowDataSource, source
 from sow_spark.errors import SowSourceError
-from sow_spark.options import READ_OPTIONS, WRITE_OPTIONS, Reading, parse_reading, parse_writing
+from sow_spark.option_parsing import READ_OPTIONS, WRITE_OPTIONS, parse_reading, parse_writing
+from sow_spark.options import Reading
 from tests.support.servers.server import ROOT
 
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from sow_client import Client, Topic
 from sow_spark import reading, schemas
 from sow_spark.errors import SowSourceError
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.reading import Share, SnapshotReader, packed_together
 from tests.support.servers.server import DYNAMIC, ServerProcess
 

@@ -19,7 +19,7 @@ from sow_client import Client, PackedRecords, SowError
 from sow_spark import SowDataSource, reading
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.reading import SnapshotReader
 from sow_spark.schemas import layout
 from tests.support.servers.server import ServerProcess, until

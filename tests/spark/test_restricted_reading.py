@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import Client
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable
 from sow_spark.stream_reading import ChangesReader
 from tests.support.oracles.access import grant, write_access

@@ -16,7 +16,8 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType
 from sow_client import Client
 from sow_spark.documents import arrow_schema
 from sow_spark.errors import SowSourceError
-from sow_spark.options import NESTING_MAX, parse_reading
+from sow_spark.option_parsing import parse_reading
+from sow_spark.options import NESTING_MAX
 from sow_spark.schemas import infer, layout
 from sow_spark.source import SowDataSource
 from tests.spark.test_reading import reason_of

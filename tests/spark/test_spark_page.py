@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from sow_client import Client
 from sow_spark.errors import HINTS
-from sow_spark.options import READ_OPTIONS, WRITE_OPTIONS
+from sow_spark.option_parsing import READ_OPTIONS, WRITE_OPTIONS
 from sow_spark.schemas import METADATA_COLUMNS
 from tests.support.servers.server import ROOT, ServerProcess
 

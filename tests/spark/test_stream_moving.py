@@ -10,10 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructType
 
 from sow_spark.errors import SowSourceError
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable
 from sow_spark.stream_offsets import Offset, bookmark_of, joined, sources_of
-from sow_spark.stream_reading import NOTE, ChangesReader
+from sow_spark.stream_pins import NOTE
+from sow_spark.stream_reading import ChangesReader
 from tests.support.servers.cluster import Cluster
 from tests.support.servers.server import until
 

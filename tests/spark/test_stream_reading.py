@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql.types import DataType, LongType, StringType, StructType, TimestampType
 
 from sow_client import Client, Topic
-from sow_spark import stream_reading
+from sow_spark import stream_pins
 from sow_spark.errors import SowSourceError
-from sow_spark.options import parse_reading
+from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from sow_spark.reading import SnapshotReader
 from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
@@ -275,7 +275,7 @@ def test_a_pin_that_is_made_again_has_the_lease_of_the_query(
         renewals.append(renew)
         return nullcontext()
 
-    monkeypatch.setattr(stream_reading, "renewed", renewed)
+    monkeypatch.setattr(stream_pins, "renewed", renewed)
     publish(client, "s5.slept", 1)
     reader = reader_of(server, "s5.slept", startingFrom="earliest", pinLease="30m")
     name = reader.initialOffset()["pin"]
@@ -283,7 +283,7 @@ def test_a_pin_that_is_made_again_has_the_lease_of_the_query(
     (renew,) = renewals
     renew()
     pin = client.describe_durable("s5.slept", name)
-    assert (pin.settings.idle_ttl, pin.reader) == ("30m", stream_reading.reader())
+    assert (pin.settings.idle_ttl, pin.reader) == ("30m", stream_pins.reader())
     reader.stop()
 
 

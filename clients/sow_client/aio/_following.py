@@ -23,7 +23,7 @@ from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
-from sow_client._subscription import RETRY_SECONDS, SubscriptionCore
+from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
 from sow_client.aio._consuming import AsyncDurableSubscription

@@ -22,14 +22,8 @@ from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
-from sow_client._subscription import (
-    RETRY_SECONDS,
-    OpenSubscription,
-    SubscribeCall,
-    Subscription,
-    SubscriptionCore,
-    opened,
-)
+from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription, opened
+from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
 from sow_client.blocking._consuming import DurableSubscription

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Literal, TypeVar, overload
 import grpc
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import _ignored, _keys, _lifetimes, _lines, _publish_core, _reads, _statuses, _transport, _writes
+from sow_client import (
+    _ignored,
+    _keys,
+    _lifetimes,
+    _lines,
+    _publish_columns,
+    _publish_core,
+    _reads,
+    _statuses,
+    _transport,
+    _writes,
+)
 from sow_client._contract import KNOWN_ELSEWHERE, needed
 from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
@@ -25,7 +36,7 @@ from sow_client.blocking._calls import Calls
 from sow_client.errors import Refusal
 
 if TYPE_CHECKING:
-    from sow_client._frames import NanMode
+    from sow_client._frame_rows import NanMode
 
 _Key = TypeVar("_Key", bound=Key)
 
@@ -256,17 +267,17 @@ class Publishing(Calls):
         PublishFailed if the server has refused records; all others are applied. The other arguments are those of
         `publisher`. Needs `sow[arrow]`.
         """
-        from sow_client import _frames  # lazily: few programs need it
+        from sow_client import _frame_rows  # lazily: few programs need it
 
         form = self._form(topic)
-        rows = _frames.rows(
+        rows = _frame_rows.rows(
             frame,
             key=key,
             ttl_column=ttl_column,
             expire_time_column=expire_time_column,
             nan=nan,
             form=form,
-            check=lambda row: _publish_core.check_row(row.payload, row.key, row.ttl, row.expire_at),
+            check=lambda row: _publish_columns.check_row(row.payload, row.key, row.ttl, row.expire_at),
         )
         publisher = self.publisher(
             topic,
@@ -329,15 +340,8 @@ class Publishing(Calls):
             _writes.unset_paths(delta, unset) or (),
             _publish_core.checked_unit(publisher_id, epoch, unit),
         )
-        options = PublisherOptions(
-            batch_records,
-            max_in_flight,
-            linger,
-            retry_for,
-            self._connect_timeout,
-            # With one address there is no other instance: a full disk ends the publisher at once.
-            failover=self._failover_publish if self._transport.moves_max else "unsent",
-            keeps=publisher_id is not None,
+        options = self._publisher_options(
+            batch_records, max_in_flight, linger, retry_for, keeps=publisher_id is not None
         )
         core = PublishCore(
             defaults,
@@ -357,6 +361,20 @@ class Publishing(Calls):
             else partial(self._new_epoch, publisher_id, unit),
             on_ack=on_ack,
             on_refusal=on_refusal,
+        )
+
+    def _publisher_options(
+        self, batch_records: int, max_in_flight: int, linger: float, retry_for: float, *, keeps: bool
+    ) -> PublisherOptions:
+        return PublisherOptions(
+            batch_records,
+            max_in_flight,
+            linger,
+            retry_for,
+            self._connect_timeout,
+            # With one address there is no other instance: a full disk ends the publisher at once.
+            failover=self._failover_publish if self._transport.moves_max else "unsent",
+            keeps=keeps,
         )
 
     def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:

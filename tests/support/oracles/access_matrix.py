@@ -22,7 +22,7 @@ from sow_client import Client
 from tests.support.oracles.access import client_of, grant, identity, peer, write_access
 from tests.support.oracles.access_cases import CASES, NO_BOOKMARK, OWNER, PEERS, Case, Things, policy
 from tests.support.oracles.methods import METHODS, Ended, OpenCall, attempt, opened
-from tests.support.servers.certificates import Authority
+from tests.support.servers.certificates import Authority, Issued
 from tests.support.servers.jwts import Issuer
 from tests.support.servers.server import ServerProcess, free_port
 
@@ -123,35 +123,7 @@ class World:
         shown = authority.issue("server")
         gone = authority.issue("gone")
         (self.folder / "revoked.pem").write_bytes(authority.revocations([gone]))
-        config = f"""
-[server]
-instance = "sow"
-dynamic_topics = true
-reflection = true
-[access]
-file = "auth.toml"
-[backup]
-root = "backups"
-[limits]
-loads_max = 1000
-[replication]
-accept = ["par"]
-[[replication.peers]]
-name = "{PEERS[0]}"
-address = "127.0.0.1:1"
-[[server.listeners]]
-listen = "127.0.0.1:{tokens}"
-auth = "token"
-[[server.listeners]]
-listen = "127.0.0.1:{jwts}"
-auth = "jwt"
-[[server.listeners]]
-listen = "127.0.0.1:{mutual}"
-certificate = "{shown.certificate}"
-key = "{shown.key}"
-client_ca = "{authority.file}"
-revoked = "revoked.pem"
-{issuer.config}"""
+        config = _config(tokens, jwts, mutual, shown, authority, issuer)
         self._write(everything=True)
         self.server = self._open.enter_context(ServerProcess(self.folder, config, port=tokens, start=False))
         self.server.module = "tests.support.servers.clocked_server"
@@ -340,6 +312,39 @@ revoked = "revoked.pem"
             request = sow_pb2.SubscribeRequest(topic="secret", sow=True).SerializeToString()
             self._victim = opened(channel, SUBSCRIBE, iter([request]), token="root")
             next(self._victim)
+
+
+def _config(tokens: int, jwts: int, mutual: int, shown: Issued, authority: Authority, issuer: Issuer) -> str:
+    """The server of [1], with a port for each listener; `shown`: its certificate."""
+    return f"""
+[server]
+instance = "sow"
+dynamic_topics = true
+reflection = true
+[access]
+file = "auth.toml"
+[backup]
+root = "backups"
+[limits]
+loads_max = 1000
+[replication]
+accept = ["par"]
+[[replication.peers]]
+name = "{PEERS[0]}"
+address = "127.0.0.1:1"
+[[server.listeners]]
+listen = "127.0.0.1:{tokens}"
+auth = "token"
+[[server.listeners]]
+listen = "127.0.0.1:{jwts}"
+auth = "jwt"
+[[server.listeners]]
+listen = "127.0.0.1:{mutual}"
+certificate = "{shown.certificate}"
+key = "{shown.key}"
+client_ca = "{authority.file}"
+revoked = "revoked.pem"
+{issuer.config}"""
 
 
 def full_name(method: str) -> str:

@@ -31,7 +31,7 @@ _BY_HAND: Final = {
         (", with a unit, or an epoch without token", ("keeps", "keeps", "keeps", "keeps")),
     ),
 }
-"""Streams repeat themselves (`_subscription`, `_publish_core`, `_queries`)."""
+"""Streams repeat themselves (`_subscription_core`, `_publish_core`, `_queries`)."""
 
 
 def table() -> list[tuple[str, ...]]:

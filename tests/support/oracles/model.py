@@ -9,7 +9,6 @@ Versions are known by their order only: a record's `version` is None until the t
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
-    MessageType,
     Outcome,
     Publish,
     Refusal,
@@ -41,6 +39,7 @@ from sow_server.engine.values.model import (
     TouchOnly,
     TtlMode,
 )
+from tests.support.oracles.model_documents import derived_key, keys_of, merged, refused_delta
 
 
 class Change(NamedTuple):
@@ -254,9 +253,9 @@ class ModelStore:
 
     def _publish(self, request: Publish, now: int) -> Expected:
         topic = self.topics[request.topic]
-        if (refused := _refused_delta(topic.settings, request)) is not None:
+        if (refused := refused_delta(topic.settings, request)) is not None:
             return Expected(refused=refused)
-        keys = _keys(topic.settings, request) if request.payloads else []
+        keys = keys_of(topic.settings, request) if request.payloads else []
         is_large = request.delta and request.atomic and self._too_large(topic, keys)
         if is_large and not self._all_decided_before(request, len(keys)):
             return Expected(refused=Reason.ATOMIC_TOO_LARGE)
@@ -392,7 +391,7 @@ class ModelStore:
         payload = request.payloads[index]
         if request.delta and current is not None:
             self._merged_bytes += len(current.payload)
-            payload = _merged(current.payload, payload, request.unset_paths)
+            payload = merged(current.payload, payload, request.unset_paths)
             if len(payload) > self._payload_bytes_max:
                 return Refused(Reason.PAYLOAD_TOO_LARGE)
         if request.ttl_mode is TtlMode.KEEP and current is not None:
@@ -442,7 +441,7 @@ class ModelStore:
     def _delete(self, request: Delete, now: int) -> Expected:
         topic = self.topics[request.topic]
         if request.payload is not None:
-            derived = _derive(topic.settings, request.payload)
+            derived = derived_key(topic.settings, request.payload)
             if isinstance(derived, Reason):
                 return Expected(refused=derived)
             keys: Sequence[bytes] = [derived]
@@ -514,74 +513,6 @@ class ModelStore:
     def _next(self) -> int:
         self._order += 1
         return self._order
-
-
-def _keys(settings: TopicSettings, request: Publish) -> list[bytes | Reason]:
-    if settings.key:
-        return [_derive(settings, payload) for payload in request.payloads]
-    assert request.keys is not None, "the tests give keys where the topic has no key fields"
-    found: list[bytes | Reason] = []
-    for key, payload in zip(request.keys, request.payloads, strict=True):
-        if settings.message_type is MessageType.JSON and not isinstance(_document(payload), dict):
-            found.append(Reason.PAYLOAD_MALFORMED)
-        elif not key:
-            found.append(Reason.KEY_REQUIRED)
-        else:
-            found.append(key.encode())
-    return found
-
-
-def _derive(settings: TopicSettings, payload: bytes) -> bytes | Reason:
-    """The key of a JSON document with one top-level key field: all that the random tests need."""
-    (path,) = settings.key
-    document = _document(payload)
-    if not isinstance(document, dict):
-        return Reason.PAYLOAD_MALFORMED
-    value = document.get(path.removeprefix("/"))
-    if value is None:
-        return Reason.KEY_FIELD_MISSING
-    if isinstance(value, (list, dict)):
-        return Reason.KEY_FIELD_NOT_SCALAR
-    return str(value).encode()
-
-
-def _document(payload: bytes) -> object:
-    try:
-        return json.loads(payload)
-    except ValueError:
-        return None
-
-
-def _refused_delta(settings: TopicSettings, request: Publish) -> Reason | None:
-    """The reason to refuse a whole publish for its use of deltas (rule P2)."""
-    if not request.delta:
-        return Reason.INVALID_ARGUMENT if request.unset_paths else None
-    if settings.message_type is MessageType.BINARY:
-        return Reason.UNSUPPORTED_FOR_MESSAGE_TYPE
-    return Reason.UNSET_KEY_FIELD if set(settings.key) & set(request.unset_paths) else None
-
-
-def _merged(base: bytes, delta: bytes, unset_paths: Sequence[str]) -> bytes:
-    """Rule P2 on compact JSON, whose bytes are those of its encoding."""
-    document = json.loads(base)
-    for path in unset_paths:
-        *steps, last = path.removeprefix("/").split("/")
-        at = document
-        for step in steps:
-            at = at.get(step, {}) if isinstance(at, dict) else {}
-        if isinstance(at, dict):
-            at.pop(last, None)
-
-    def merge(into: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
-        for name, value in changes.items():
-            if isinstance(value, dict):
-                before = into.get(name)
-                into[name] = merge(before if isinstance(before, dict) else {}, value)
-            elif value is not None:
-                into[name] = value
-        return into
-
-    return json.dumps(merge(document, json.loads(delta)), separators=(",", ":")).encode()
 
 
 def _meant(matches: object, current: ModelRecord) -> bool:

@@ -12,26 +12,21 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Final, NamedTuple, TypeAlias, cast
-from unittest import mock
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import _writes
-from sow_client._documents import Document, encode
 from sow_client._lease_core import CLOCK_FACTOR
 from sow_client._records import Deleted
-from sow_client.aio import _leasing
 from sow_client.aio._leasing import AsyncLease, AsyncLeasing
-from sow_client.errors import LeaseLost, NotFound, SowError, Unavailable, error_of_reason
+from sow_client.errors import LeaseLost, SowError, Unavailable, error_of_reason
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, Outcome, Publish, Touch
 from sow_server.services.door.statuses import CODES
 from sow_server.services.records.writing import only_versions
 from sow_server.services.wire import convert
+from tests.support.simulation.lease_clients import LeaseClient, Turn, acting, unreachable
 from tests.support.simulation.replica_rows import SECOND, Row
 from tests.support.simulation.replica_world import Instance, World
 from tests.support.simulation.resumers import store_of
@@ -99,7 +94,7 @@ class Holder:
     def __post_init__(self) -> None:
         self._leases = 0
         self._lease: AsyncLease | None = None
-        self._turn: Callable[[], Coroutine[object, object, float | None]] | None = None
+        self._turn: Turn | None = None
         self._suspended_until = 0
         self._call: _Call | None = None  # the renewal, or the end, that is under way
         self._publishing: _Call | None = None  # the publish that is under way; a renewal may begin meanwhile
@@ -186,7 +181,7 @@ class Holder:
         self._told, self._named, self._lags = {}, {}, ""
         self._turn = None
         self._ttl_micros = self.draw.choice([1, 2, 4]) * SECOND
-        client = cast("AsyncLeasing", _Client(self))
+        client = cast("AsyncLeasing", LeaseClient(self))
         with acting(self):
             self._lease = client.lease(self._ttl_micros / SECOND)
         self.counts["begun"] += 1
@@ -230,7 +225,7 @@ class Holder:
 
     # -- turns ------------------------------------------------------------------------------------------------------
 
-    def begin_turns(self, turn: Callable[[], Coroutine[object, object, float | None]], seconds: float) -> None:
+    def begin_turns(self, turn: Turn, seconds: float) -> None:
         """The lease renews by itself from now on, as its ticker has it."""
         if self._turn is None:
             self._turn = turn
@@ -547,116 +542,6 @@ class _Call:
     then: Callable[[object], object]
     waits_for: object = None
     places: set[str] = field(default_factory=set)  # that have served it
-
-
-class _Client:
-    """The part of a client that leases use: each call is a request of the simulation."""
-
-    lease = AsyncLeasing.lease
-
-    def __init__(self, holder: Holder) -> None:
-        self._holder = holder
-        self._sequencer = _writes.Sequencer(holder.lease_name)
-        self._sow = SimpleNamespace(Touch=holder.touch, Get=holder.get)
-
-    async def _call(
-        self,
-        method: Callable[[Instance, object], object],
-        request: sow_pb2.TouchRequest | sow_pb2.GetRequest,
-        *,
-        once: bool,
-        at_most: float,
-    ) -> object:
-        answer = await self._holder.ask(lambda at: method(at, request), at_most)
-        assert isinstance(answer, sow_pb2.TouchResponse | sow_pb2.GetResponse), "to one of these"
-        found = answer.records if isinstance(answer, sow_pb2.GetResponse) else _accepted(answer.results)
-        for one in found:
-            self._holder.hear(request.topic, one.key, one.version)
-        return answer
-
-    async def _publish(self, request: sow_pb2.PublishRequest, *, at_most: float) -> sow_pb2.PublishResponse:
-        """As a client does: without a condition it is made again elsewhere (rule F2)."""
-        position = self._sequencer.take()
-        response: sow_pb2.PublishResponse | None = None
-        try:
-            request.publisher.CopyFrom(position)
-            try:
-                answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
-            except Unavailable:
-                if not self._goes(request):
-                    raise
-                answer = await self._holder.ask(lambda at: self._holder.publish(at, request), at_most)
-            assert isinstance(answer, sow_pb2.PublishResponse), "to a publish"
-            for result in _accepted(answer.results):
-                self._holder.hear(request.topic, result.key, result.version)
-            response = answer
-            return response
-        finally:
-            self._sequencer.give_back(position, response)
-
-    def _goes(self, request: sow_pb2.PublishRequest) -> bool:
-        return self._holder.several and not request.records[0].HasField("condition")
-
-    async def sow_delete(self, topic: str, *, keys: Iterable[str], only_if_versions: Iterable[int] | None) -> object:
-        named, versions = list(keys), None if only_if_versions is None else list(only_if_versions)
-        return await self._holder.ask(lambda at: self._holder.delete(at, topic, named, versions))
-
-    async def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
-        return encode(data), ""
-
-    async def describe_topic(self, topic: str) -> object:
-        raise NotFound("it is described elsewhere", reason="TOPIC_NOT_FOUND")  # then a lease does not check it
-
-
-def _accepted(results: Iterable[sow_pb2.PublishResult]) -> list[sow_pb2.PublishResult]:
-    return [one for one in results if not one.HasField("refusal")]
-
-
-class _Ticker:
-    """`AioTicker` in the simulation's time."""
-
-    def __init__(self, turn: Callable[[], Coroutine[object, object, float | None]]) -> None:
-        self._turn = turn
-        self._holder = _acting[-1]
-
-    def start(self, seconds: float) -> None:
-        self._holder.begin_turns(self._turn, seconds)
-
-    async def stop(self) -> None:
-        self._holder.end_turns()
-
-
-_acting: list[Holder] = []
-"""The holder whose lease runs is the last one."""
-
-
-@contextmanager
-def acting(holder: Holder) -> Iterator[None]:
-    """The clock and the ticker of leases are those of a holder."""
-    _acting.append(holder)
-    try:
-        yield
-    finally:
-        _acting.pop()
-
-
-def _acting_seconds() -> float:
-    return _acting[-1].seconds() if _acting else 0.0  # a call that is under way when the world ends is closed later
-
-
-@contextmanager
-def simulated_leases() -> Iterator[None]:
-    """Leases take their time from the simulation."""
-    with (
-        mock.patch.object(_leasing, "lease_now", _acting_seconds),
-        mock.patch.object(_leasing, "AioTicker", _Ticker),
-    ):
-        yield
-
-
-def unreachable() -> SowError:
-    """The connection broke, or was not made."""
-    return Unavailable("gone", reason="UNREACHABLE")
 
 
 def commit(at: Instance, request: Publish | Touch | Delete) -> Outcome:

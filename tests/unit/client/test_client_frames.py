@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import InvalidArgument, RecordBatch, _frames
+from sow_client import InvalidArgument, RecordBatch, _frame_rows, _frames
 from tests.support.fakes.called_server import Server, footer, header, loop, script, server
 from tests.support.fakes.scripted import SECONDS_MAX
 
@@ -202,9 +202,9 @@ def documents(frame: object, **arguments: Any) -> list[Any]:
     return [json.loads(row.payload) for row in rows(frame, **arguments)]
 
 
-def rows(frame: object, **arguments: Any) -> list[_frames.Row]:
+def rows(frame: object, **arguments: Any) -> list[_frame_rows.Row]:
     chosen: dict[str, Any] = {"key": None, "ttl_column": None, "expire_time_column": None, "nan": "refuse"}
-    return list(_frames.rows(frame, **(chosen | arguments)))
+    return list(_frame_rows.rows(frame, **(chosen | arguments)))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_types_of_columns_have_their_form_in_json() -> None:
     ],
 )
 def test_nan_is_refused_with_its_path_and_row_unless_it_is_to_be_null(frame: object) -> None:
-    """See _frames [3]: pandas, polars and Arrow all write null."""
+    """See _frame_rows [1]: pandas, polars and Arrow all write null."""
     with pytest.raises(InvalidArgument, match="row 1: /a is NaN or infinite") as caught:
         rows(frame)
     assert caught.value.details == {"field": "frame", "path": "/a", "row": "1"}
@@ -340,7 +340,9 @@ def test_a_decimal_that_is_nan_is_refused() -> None:
 def test_nan_deep_inside_a_later_row_is_refused_before_the_first_row() -> None:
     """Story: the rows before it had been sent."""
     with pytest.raises(InvalidArgument, match=r"row 1: /a\[0\] is NaN"):
-        _frames.rows(pa.table({"a": [[1.0], [NAN]]}), key=None, ttl_column=None, expire_time_column=None, nan="refuse")
+        _frame_rows.rows(
+            pa.table({"a": [[1.0], [NAN]]}), key=None, ttl_column=None, expire_time_column=None, nan="refuse"
+        )
 
 
 def test_objects_of_python_in_polars_are_refused() -> None:
@@ -394,9 +396,9 @@ def test_values_that_only_their_program_knows_are_refused() -> None:
             published(one)
 
 
-def published(frame: object, **options: Any) -> list[_frames.Row]:
+def published(frame: object, **options: Any) -> list[_frame_rows.Row]:
     chosen: dict[str, Any] = {"key": None, "ttl_column": None, "expire_time_column": None, "nan": "refuse"}
-    return list(_frames.rows(frame, **(chosen | options)))
+    return list(_frame_rows.rows(frame, **(chosen | options)))
 
 
 def test_whole_records_beside_their_columns_are_not_dropped() -> None:

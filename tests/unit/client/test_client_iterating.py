@@ -39,7 +39,7 @@ from sow_client import (
 )
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall
 from sow_client._reads import QueryProgress
-from sow_client._subscription import SubscriptionCore
+from sow_client._subscription_core import SubscriptionCore
 from tests.support.fakes.called_server import Server, batch, footer, header, loop, script, server
 from tests.support.fakes.loops import FakeLoop
 from tests.support.fakes.scripted import SECONDS_MAX

@@ -20,15 +20,14 @@ from sow_client import (
     _statuses,
 )
 from sow_client._lifetimes import Lifetime
+from sow_client._publish_columns import BATCH_BYTES, checked_columns
 from sow_client._publish_core import (
-    BATCH_BYTES,
     IN_FLIGHT_BYTES_MAX,
     REFUSALS_KEPT_MAX,
     OpenedPublisher,
     PublishCore,
     PublisherOptions,
     StreamDefaults,
-    checked_columns,
     checked_unit,
     new_epoch,
 )

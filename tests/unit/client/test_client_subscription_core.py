@@ -1,6 +1,6 @@
 """The pure core of subscriptions: positions, cuts at every frame, resyncs, and frames that the contract does not allow.
 
-It shows _subscription [1] to [4].
+It shows _subscription_core [1] to [4].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sow_client import (
     Unavailable,
     View,
 )
-from sow_client._subscription import SubscriptionCore
+from sow_client._subscription_core import SubscriptionCore
 from tests.support.fakes.subscriptions import TOPIC, Journal, Told, columns, put, refusal, removed
 
 CUT = Unavailable("the connection broke", reason="UNREACHABLE")
@@ -101,7 +101,7 @@ def history(seed: int, commits: int = 14) -> Journal:
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 1_000])
 def test_a_cut_after_any_frame_loses_nothing_and_repeats_nothing(seed: int, batch_size: int) -> None:
-    """_subscription [1], for every position of the cut, inside atomic requests too."""
+    """_subscription_core [1], for every position of the cut, inside atomic requests too."""
     journal = history(seed)
     start = journal.bookmark(0)
     frames = len(list(journal.frames(request_of(bookmark=start, batch_size=batch_size))))
@@ -160,7 +160,7 @@ def test_a_subscription_that_never_attached_starts_at_its_requested_start() -> N
 
 
 def test_the_position_follows_changes_handed_out_not_changes_that_arrived() -> None:
-    """_subscription [2]."""
+    """_subscription_core [2]."""
     journal = Journal()
     journal.commit(put("a", {}), put("b", {}))
     core = core_of(request_of(bookmark="e0.0"))
@@ -250,8 +250,8 @@ def test_there_is_no_place_to_go_on_from_inside_a_snapshot() -> None:
 def test_a_snapshot_with_its_changes_that_is_cut_anywhere_gives_the_state_in_the_end(
     seed: int, batch_size: int
 ) -> None:
-    """_subscription [3]: one resync where something has to be taken back, none where nothing was handed out, then a
-    whole snapshot."""
+    """_subscription_core [3]: one resync where something has to be taken back, none where nothing was handed out, then
+    a whole snapshot."""
     journal = history(seed)
     more = history(seed + 1)
     frames = len(list(journal.frames(request_of(sow=True, batch_size=batch_size)))) + len(more.commits)

@@ -17,7 +17,7 @@ from sow.v1 import sow_pb2, types_pb2
 from sow_client import LiveView, NotFound, Record, RecordBatch, View
 from sow_client._live_view import RANGE_RECORDS
 from sow_client._records import NEVER_MICROS
-from sow_client._subscription import SubscriptionCore
+from sow_client._subscription_core import SubscriptionCore
 from sow_client.errors import error_of_reason
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings

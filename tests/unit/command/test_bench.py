@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_cli.bench_plan import INDEXES_MAX, SAME_VALUE, Documents, Plan
 from sow_cli.server_usage import (
     LocalProcess,
     MetricsPage,
@@ -21,7 +22,7 @@ from sow_cli.server_usage import (
     local_meter,
     usage_of_page,
 )
-from sow_cli.workload import INDEXES_MAX, SAME_VALUE, Documents, Measured, Plan
+from sow_cli.workload import Measured
 from tests.support.fakes.commands import client, run
 from tests.support.fakes.fake_client import FakeClient
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.sizing import FIGURES, FORMULAS, Formula, Kept, Load, Pinned, Point, Sweep, fit, read, to_json
 from benchmarks.sweep import POINTS, tables
-from sow_cli.workload import Plan
+from sow_cli.bench_plan import Plan
 
 PAGE = Path(__file__).parents[3] / "docs" / "sizing.md"
 FORMULA = Formula(

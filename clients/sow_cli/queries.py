@@ -1,0 +1,324 @@
+"""`sow query`, `sow count`: the records that match a filter, a page of them, their number, and the way to them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+
+import click
+
+from sow.durations import parse_micros
+from sow_cli import arguments, display
+from sow_cli.filter_parameters import Values, param_option
+from sow_cli.ignored import remark, remark_on_fields
+from sow_cli.output import Fact, Output, note, output_option, record_output_option
+from sow_cli.records import min_position_option, projected, projection_options, record_form
+from sow_cli.rows import NEVER_MICROS, Batch, RecordForm
+from sow_cli.session import Session
+from sow_client import Client, Page, QueryPlan, QueryResult, RecordBatch
+
+_QUERY_HELP: Final = """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
+
+FILTER is a condition such as /price > 9 AND /symbol IN ('IBM', 'MSFT'). In a shell put it in double quotes, and the
+texts in it in single quotes; values from elsewhere belong into --param.
+
+On a terminal at most 1,000 records are shown, unless --top is given; a remark says so. A pipe and a file get all.
+Records are written as they come: `sow query big | head` is quick. In JSON the payload is the document itself for
+json topics and base64 for others. In tables and CSV its fields are columns: those of --select, else those of the
+first records. With --format raw each payload is a line.
+
+A field of the filter, --order-by or --select in which no record has a value is a remark on stderr: its name may be
+mistyped. On a topic that has expiration disabled a table shows `never (off)` in place of the time left.
+
+\b
+Examples:
+  sow query orders --top 20
+  sow query orders "/price > 9 AND /symbol LIKE '^I'" --order-by "/price DESC"
+  sow query orders --select /id,/price,@expire_time --format csv > orders.csv
+  sow query orders --exclude /notes --format json > orders.json
+  sow query orders "/symbol = :s AND /price > :p" --param "s=$S" --param p:=9
+  sow query orders "/symbol IN :list" --param 'list:=["IBM", "MSFT"]'
+  sow query orders "/symbol = 'IBM'" --explain
+  sow query orders --order-by "/price DESC" --watch 2s
+  sow query orders --order-by "/price DESC" --page 20
+"""
+
+
+@click.command(short_help="Show the records of a topic.", help=_QUERY_HELP)
+@click.argument("topic")
+@click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
+@click.option(
+    "--order-by",
+    multiple=True,
+    metavar="PATH [DESC],…",
+    help="The sort order: fields and metadata, such as '/price DESC, @expire_time' (repeatable), nulls last; default: "
+    "the key.",
+)
+@click.option(
+    "--keys",
+    type=arguments.comma_separated,
+    multiple=True,
+    metavar="KEY,…",
+    help="Only these keys (repeatable). For a key with a comma use get.",
+)
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N records.")
+@click.option("--skip", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N records.")
+@click.option(
+    "--page",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="A page of N records; stderr has the token of the next one. Not with --top, --skip, --keys.",
+)
+@click.option("--after", metavar="TOKEN", help="With --page: the page that this token continues with.")
+@projection_options
+@click.option("--keys-only", is_flag=True, help="Omit the payloads; in raw each line is a key.")
+@click.option("--count", "count_only", is_flag=True, help="Only count, as `sow count`.")
+@click.option(
+    "--watch",
+    type=arguments.duration,
+    metavar="DURATION",
+    help="On a terminal: ask again after each such time, such as 2s, and show the newest answer.",
+)
+@click.option("--explain", is_flag=True, help="Instead of the records: how they are found, and how much is read.")
+@click.option("--no-run", is_flag=True, help="With --explain: the plan alone; no record is read.")
+@click.option("--with-plan", is_flag=True, help="Tell on stderr how the records were found.")
+@min_position_option
+@record_output_option
+@click.pass_obj
+def query(
+    session: Session,
+    *,
+    topic: str,
+    filter_text: str | None,
+    parameters: Values | None,
+    order_by: tuple[str, ...],
+    keys: tuple[tuple[str, ...], ...],
+    top: int | None,
+    skip: int,
+    page: int | None,
+    after: str | None,
+    select: tuple[tuple[str, ...], ...],
+    exclude: tuple[tuple[str, ...], ...],
+    keys_only: bool,
+    count_only: bool,
+    watch: str | None,
+    explain: bool,
+    no_run: bool,
+    with_plan: bool,
+    min_position: str | None,
+    output: Output,
+) -> None:
+    named, include, leave_out = projected(select, exclude)
+    for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
+        arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
+    arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
+    _check_plans(count_only, min_position, explain=explain, no_run=no_run, with_plan=with_plan)
+    _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
+    alone = {"count": count_only, "explain": explain, "watch": watch, "with_plan": with_plan}
+    _check_page(page, after, top=top, skip=skip, keys=keys, **alone)
+    # One more than is shown tells whether there are more.
+    limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
+    wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
+    selection = topic, filter_text, parameters
+    with session.client() as client:
+        if explain:
+            explained = partial(client.explain, *selection, order_by=order, keys=wanted, run=not no_run)
+            _show_plan(topic, explained(skip_n=skip, top_n=top), output)
+            return
+        if count_only and not (wanted or top or skip):
+            _show_count(client, selection, min_position, output)
+            return
+        without_payload = keys_only or count_only or (bool(named) and include is None)
+        form = record_form(client, topic, output, keys_only=without_payload, select=named)
+        if page is not None:
+            asked = partial(client.page, *selection, page_size=page, page_token=after or "", order_by=order)
+            asked = partial(asked, select=include, exclude=leave_out, min_position=min_position)
+            _show_page(asked(keys_only=form.keys_only), form, output)
+            return
+        part = partial(client.query, *selection, order_by=order, keys=wanted, keys_only=form.keys_only)
+        part = partial(part, select=include, exclude=leave_out, skip_n=skip, min_position=min_position)
+        if watch is not None:
+            _watch(form, watch, lambda top_n: part(top_n=top_n), top)
+            return
+        with part(top_n=top if limit is None else limit + 1, with_plan=with_plan) as result:
+            if count_only:
+                output.one(_count_facts(topic, sum(len(batch) for batch in result.batches())))
+                remark_on_fields(result.footer.absent_fields if result.footer else ())
+                return
+            batches = _Watched(result.batches(), limit)
+            written = output.records(batches, form, now_micros=lambda: _as_of(result))
+        _remark_on(result, batches, written, form, output)
+
+
+def _check_plans(count_only: bool, min_position: str | None, *, explain: bool, no_run: bool, with_plan: bool) -> None:
+    for others in (("--count", count_only), ("--min-position", min_position is not None)):
+        arguments.refuse_together(("--explain", explain), others)
+    arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
+    if no_run and not explain:
+        raise click.UsageError("--no-run needs --explain")
+
+
+def _check_page(page: int | None, after: str | None, **others: object) -> None:
+    for name, given in others.items():
+        arguments.refuse_together(("--page", page is not None), (f"--{name.replace('_', '-')}", bool(given)))
+    if after is not None and page is None:
+        raise click.UsageError("--after needs --page")
+
+
+def _show_page(page: Page, form: RecordForm, output: Output) -> None:
+    output.records([page.records], form, now_micros=lambda: page.header.as_of_micros)
+    if page.next_page_token:
+        note(f"the next page: --after {page.next_page_token}")
+    elif output.is_table:
+        note("this is the last page")
+    remark_on_fields(page.footer.absent_fields)
+
+
+def _check_watch(watch: str | None, output: Output, *, count_only: bool, explain: bool, with_plan: bool) -> None:
+    watched = ("--watch", watch is not None)
+    arguments.refuse_together(watched, ("--count", count_only), ("--explain", explain), ("--with-plan", with_plan))
+    if watch is not None and not (output.is_table and sys.stdout.isatty()):
+        raise click.UsageError("--watch shows a table on a terminal; in a pipe, follow with sow subscribe --sow")
+
+
+def _watch(form: RecordForm, every: str, ask: Callable[[int], QueryResult], top: int | None) -> None:
+    from sow_cli import watching  # a query that is not watched starts without rich
+
+    watching.watch(watching.WatchedTable(form, every), ask, parse_micros(every) / 1e6, top=top)
+
+
+def _remark_on(result: QueryResult, batches: _Watched, written: int, form: RecordForm, output: Output) -> None:
+    """Remarks on what a query has shown, and has not."""
+    if result.plan is not None:
+        note(_way(result.plan))
+    if result.footer is not None:
+        remark_on_fields(result.footer.absent_fields)
+    if batches.more:
+        note(f"the first {display.records(written)}, and there are more: --top N shows N, a pipe all of them")
+    if not output.is_table or result.footer is None:
+        return
+    matched = result.footer.matched
+    whole = batches.more or matched == written
+    shown = display.records(written) if whole else f"{written:,} of {display.records(matched)}"
+    note(f"{shown}, as of {display.instant(_as_of(result))}")
+    if batches.stamped and not form.acts:
+        remark(form.topic)
+
+
+TERMINAL_RECORDS_MAX: Final = 1_000
+"""A terminal is shown so many records of a query, unless the user asks for more."""
+
+
+@click.command(short_help="Count the records of a topic.")
+@click.argument("topic")
+@click.argument("filter_text", metavar="[FILTER]", required=False)
+@param_option
+@min_position_option
+@output_option
+@click.pass_obj
+def count(
+    session: Session,
+    topic: str,
+    filter_text: str | None,
+    parameters: Values | None,
+    min_position: str | None,
+    output: Output,
+) -> None:
+    """Count the live records of TOPIC that match FILTER.
+
+    \b
+    Examples:
+      sow count orders
+      sow count orders "/price > 9"
+    """
+    with session.client() as client:
+        _show_count(client, (topic, filter_text, parameters), min_position, output)
+
+
+class _Watched:
+    """Passes batches on, up to a number of records. Remembers whether there are more, and whether one of them had an
+    expire time."""
+
+    def __init__(self, batches: Iterable[RecordBatch], limit: int | None) -> None:
+        self._batches = batches
+        self._limit = limit
+        self.stamped = False
+        self.more = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        left = self._limit
+        for batch in self._batches:
+            self.stamped = self.stamped or any(micros != NEVER_MICROS for micros in batch.expire_times_micros)
+            if left is None:
+                yield batch
+                continue
+            yield batch if len(batch) <= left else list(batch)[:left]
+            self.more = self.more or len(batch) > left
+            left = max(0, left - len(batch))
+
+
+def _as_of(result: QueryResult) -> int:
+    """The server's time, so that "expires in" is right even if this machine's clock is wrong."""
+    return time.time_ns() // 1_000 if result.header is None else result.header.as_of_micros
+
+
+def _show_count(
+    client: Client, selection: tuple[str, str | None, Values | None], min_position: str | None, output: Output
+) -> None:
+    absent: list[str] = []
+    number = client.count(
+        *selection,
+        min_position=min_position,
+        timeout=math.inf,  # Ctrl-C ends it
+        on_absent_fields=absent.extend,
+    )
+    output.one(_count_facts(selection[0], number))
+    remark_on_fields(absent)
+
+
+def _count_facts(topic: str, number: int) -> list[Fact]:
+    return [Fact("topic", topic, topic), Fact("count", number, display.records(number))]
+
+
+_ACCESS = {
+    "points": "looks records up by their keys",
+    "key_ranges": "reads ranges of keys",
+    "index": "reads an index, then its records",
+    "scan": "reads every record",
+    "nothing": "reads nothing: no record can match",
+}
+
+
+def _way(plan: QueryPlan) -> str:
+    """One line about the way that found records."""
+    way = _ACCESS.get(plan.access)
+    if way is None:  # also for a caller that may see a part of the records: the way would tell of the others
+        return "the server does not tell how the records were found"
+    if plan.index_path:
+        way = f"reads the index on {display.safe(plan.index_path)}, then its records"
+    return f"{way}: {display.records(plan.scanned)} read, {display.count(plan.index_entries)} entries of indexes"
+
+
+def _show_plan(topic: str, plan: QueryPlan, output: Output) -> None:
+    output.one(_plan_facts(topic, plan))
+    remark_on_fields(plan.absent_fields)
+
+
+def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:
+    return [
+        Fact("topic", topic, topic),
+        Fact("access", plan.access, _ACCESS.get(plan.access, "reads records in a way that this command does not know")),
+        Fact("index_path", plan.index_path or None, display.safe(plan.index_path) or display.NOT_SET, label="index"),
+        Fact("probes", plan.probes, display.count(plan.probes)),
+        Fact("index_entries", plan.index_entries, display.count(plan.index_entries)),
+        Fact("scanned", plan.scanned, display.records(plan.scanned)),
+        Fact("matched", plan.matched, display.records(plan.matched)),
+        Fact("returned", plan.returned, display.records(plan.returned)),
+        Fact("filter", plan.filter or None, display.safe(plan.filter) or display.NOT_SET),
+        Fact("order_by", plan.order_by or None, display.safe(plan.order_by) or "the key"),
+    ]
