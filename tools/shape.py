@@ -1,8 +1,8 @@
 """Checks the shape of the code: `python -m tools.shape [CHECK…] [--report]`.
 
     [1]  `circles`: no files of a package import each other in a circle. Imports for type checkers count as well.
-    [2]  `sizes`: a module has at most 600 lines (one of tests 700), a function at most 70, a class of the server at most
-         32 methods. The constructor of such a class has at most 8 parameters, and other functions take at most 8
+    [2]  `sizes`: a module has at most 600 lines (one of tests 700), a function at most 70, a class of the server at
+         most 32 methods. The constructor of such a class has at most 8 parameters, and other functions take at most 8
          arguments by position. Generated files may be larger. (ruff bounds the complexity.) There are no exceptions:
          the part that is too much has a name of its own.
     [3]  `ids`: every citation of a rule and of an invariant resolves (`tools.ids`).
