@@ -9,14 +9,23 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from sow_server.access.caller import Granted
 from sow_server.engine.values.model import Delete, Durability, Publish
 from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.query import sieve
 from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, selected
 from tests.support.stores.stores import Rig
 
 T = TypeVar("T")
 RECORDS = 2 * CHANGE_RECORDS + 500
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step ends early because the machine is busy."""
+    monkeypatch.setattr(sieve, "JUDGING_SECONDS", 60.0)
 
 
 class CountedReaders(ThreadPoolExecutor):
