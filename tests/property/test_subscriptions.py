@@ -201,7 +201,7 @@ class SubscriptionMachine(SubscriptionChecks):
             self.deleted.add(topic.id)
             self.rig.delete_topic(name)
             self.deleted_at[name] = self.rig.store.writer.last_sequence
-            for client in self.clients:
+            for client in (*self.clients, *self.gone):
                 for state in (client.state, *[state for _, state in client.history]):
                     for key in [key for key in state if key[0] == name]:
                         del state[key]
