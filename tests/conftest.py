@@ -94,19 +94,23 @@ def pytest_make_collect_report(
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     # Modules and tests stay until the end: a collection of garbage need not visit them, neither now nor in each test.
+    # What garbage there is among them stays too.
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that no process still has one to do when the others have finished. All processes need one
     # order.
-    items.sort(key=lambda item: (SLOWEST_FIRST.index(item.path.relative_to(TESTS).parts[0]), item.path))
+    paths = sorted(
+        {item.path for item in items}, key=lambda it: (SLOWEST_FIRST.index(it.relative_to(TESTS).parts[0]), it)
+    )
+    places = {path: place for place, path in enumerate(paths)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_report_header() -> str:
