@@ -76,7 +76,7 @@ def run(server: ServerProcess, topic: str, program: str, **variables: str) -> li
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("pool", ["multiprocessing", "concurrent.futures"])
+@pytest.mark.parametrize("pool", ["multiprocessing", pytest.param("concurrent.futures", marks=pytest.mark.long)])
 def test_what_children_publish_by_the_client_of_their_parent_is_there(
     server: ServerProcess, topic: str, pool: str
 ) -> None:
@@ -92,17 +92,17 @@ def test_what_children_publish_by_the_client_of_their_parent_is_there(
         fork = multiprocessing.get_context("fork")
         if POOL == "multiprocessing":
             with fork.Pool(4) as pool:
-                duplicates = pool.map(publish, range(200), chunksize=5)
+                duplicates = pool.map(publish, range(100), chunksize=5)
         else:
             with ProcessPoolExecutor(4, fork) as pool:
-                duplicates = list(pool.map(publish, range(200)))
+                duplicates = list(pool.map(publish, range(100)))
         client.publish(TOPIC, {"by": "parent"}, key="after", ttl=NEVER)
         print(sum(duplicates), client.count(TOPIC))
     """
-    assert run(server, topic, f"POOL = {pool!r}\n" + textwrap.dedent(program)) == ["0 202"]
+    assert run(server, topic, f"POOL = {pool!r}\n" + textwrap.dedent(program)) == ["0 102"]
 
 
-@pytest.mark.parametrize("how", ["only_if_absent", "lease", "only_if_version"])
+@pytest.mark.parametrize("how", ["only_if_absent", "lease", pytest.param("only_if_version", marks=pytest.mark.long)])
 def test_of_three_forked_workers_that_ask_for_one_lock_one_gets_it(server: ServerProcess, topic: str, how: str) -> None:
     """Story: all three were told that they hold it, with one version."""
     program = """

@@ -247,8 +247,9 @@ def test_a_number_that_no_float_reaches_hides_nothing(rig: Rig) -> None:
 # --- pieces of work --------------------------------------------------------------------------------------------------
 
 
-def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig) -> None:
-    fill(rig, 25_000)
+def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "SCAN_CHUNK", 2_000)
+    fill(rig, 7_000)
     found = Scan(rig.store.cuts, query(rig, "/px < 0 OR /none = 1"))
     scanned = 0
     for batch in steps(found):
@@ -256,7 +257,7 @@ def test_a_piece_of_work_ends_though_nothing_is_found(rig: Rig) -> None:
         read = found.footer().scanned - scanned
         assert read <= sources.SCAN_CHUNK
         scanned += read
-    assert scanned == 25_000
+    assert scanned == 7_000
     assert found.step() is None
     found.close()
 
