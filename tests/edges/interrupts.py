@@ -44,7 +44,7 @@ from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess, until
 
 PATHS: Final = [str(ROOT / name) for name in ("", "proto", "clients")]
 NOWHERE: Final = "127.0.0.1:1"
-POINTS_MAX: Final = 8
+POINTS_MAX: Final = 4
 """So many points of each call in the default run."""
 IN_A_PROGRAM: Final = """
 import sys

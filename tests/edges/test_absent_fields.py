@@ -106,11 +106,11 @@ def test_the_command_says_it_on_stderr(server: ServerProcess) -> None:
 )
 @pytest.mark.parametrize("text", [None, "/id >= 0", "@key != 'x'", "/prcie IS NULL"])
 def test_fields_of_the_order_and_the_selection_are_told(
-    server: ServerProcess, connect: Connect, text: str | None, options: dict[str, Any], absent: tuple[str, ...]
+    server: ServerProcess, text: str | None, options: dict[str, Any], absent: tuple[str, ...]
 ) -> None:
     if text is not None and options.get("top_n") == 3:
         absent = ()  # a filter reads more records at once
-    with connect(server.address) as client, client.query("orders", text, **options) as result:
+    with server.client() as client, client.query("orders", text, **options) as result:
         list(result)
         assert result.footer is not None
         assert result.footer.absent_fields == absent

@@ -78,7 +78,7 @@ def made(server: ServerProcess, topic: str) -> str:
     return topic
 
 
-@pytest.mark.parametrize("rounds", [60, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [25, pytest.param(600, marks=pytest.mark.long)])
 def test_streams_that_a_collection_ends_stop_no_thread(server: ServerProcess, rounds: int) -> None:
     """Story: a finalizer cancelled a call, and waited for a lock of gRPC that the interrupted code held."""
     program = ran(str(Path(__file__).with_name("dropped.py")), server.address, str(rounds))
@@ -86,7 +86,7 @@ def test_streams_that_a_collection_ends_stop_no_thread(server: ServerProcess, ro
     assert (program.returncode, program.stdout) == (0, "ended\n"), program.stderr[-8_000:]
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 def test_a_program_ends_with_open_streams(server: ServerProcess, times: int) -> None:
     for _ in range(times):
         program = ran("-c", EXITING, server.address)

@@ -97,8 +97,14 @@ def same(message_type: str, payload: bytes) -> object:
     return repr(sorted(msgspec.msgpack.decode(payload).items()))
 
 
-@pytest.mark.parametrize("kind", ["csv", "ndjson", "json", "parquet", "arrow", "csv.gz", "ndjson.zst", "json.gz"])
-@pytest.mark.parametrize("message_type", PAYLOADS)
+@pytest.mark.parametrize(
+    ("message_type", "kind"),
+    # The types and files that are left out here: test_exports_again.py.
+    [
+        *[("json", kind) for kind in ("csv", "ndjson", "json", "parquet", "arrow", "csv.gz", "ndjson.zst", "json.gz")],
+        *[(message_type, kind) for message_type in PAYLOADS if message_type != "json" for kind in ("csv", "parquet")],
+    ],
+)
 def test_an_export_published_again_is_the_same_content(
     server: ServerProcess, client: Client, tmp_path: Path, message_type: str, kind: str
 ) -> None:

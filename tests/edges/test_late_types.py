@@ -233,17 +233,18 @@ def test_a_frame_and_a_delete_ask_for_the_type_again(connect: Connect, server: S
         assert client.sow_delete("t", data={"id": "1"}).deleted == 1
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_bytes_of_any_kind_are_not_compared(connect: Connect, server: ServerProcess, kind: Any) -> None:
+def test_bytes_of_any_kind_are_not_compared(connect: Connect, server: ServerProcess) -> None:
     server.start()
     with connect(server.address) as client, connect(server.address) as other:
-        client.create_topic("t")
-        client.publish("t", {"id": 1}, key="1")
-        other.delete_topic("t")
-        other.create_topic("t", message_type="msgpack")
-        client.publish("t", kind(b"\x81\xa2id\x02"), key="2")
-        client.publish_many("t", [kind(b"\x81\xa2id\x03")], keys=["3"])
-        assert client.count("t") == 2
+        for kind in (bytes, bytearray, memoryview):
+            topic = kind.__name__
+            client.create_topic(topic)
+            client.publish(topic, {"id": 1}, key="1")
+            other.delete_topic(topic)
+            other.create_topic(topic, message_type="msgpack")
+            client.publish(topic, kind(b"\x81\xa2id\x02"), key="2")
+            client.publish_many(topic, [kind(b"\x81\xa2id\x03")], keys=["3"])
+            assert client.count(topic) == 2, kind
 
 
 @pytest.mark.parametrize("options", [[], ["--strict"], ["--if-absent"]], ids=" ".join)

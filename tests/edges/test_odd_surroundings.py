@@ -240,7 +240,7 @@ def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str, pytes
     the interpreter is not ours, nor are the imports before in the script that an installer makes."""
     whole = commands.run(words.split(), interrupt_at=0)
     assert whole["code"] == 0 or "RECORD_NOT_FOUND" in whole["err"], whole
-    for point in spread(whole["points"], 150 if "long" in str(pytestconfig.getoption("-m")) else 8)[1:]:
+    for point in spread(whole["points"], 150 if "long" in str(pytestconfig.getoption("-m")) else 3)[1:]:
         found = commands.run(words.split(), interrupt_at=point)
         if found["points"] < point:
             assert found["code"] == whole["code"], "it had fewer points this time"

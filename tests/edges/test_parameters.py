@@ -20,6 +20,7 @@ from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import EARLIEST, Client, FailedPrecondition, InvalidArgument, SowError
 from tests.support.oracles.access import GUARDED, grant, identity, write_access
 from tests.support.oracles.access import client_of as access_client
+from tests.support.oracles.examples import examples
 from tests.support.servers.server import DidNotStart, ServerProcess
 from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
@@ -96,7 +97,7 @@ def test_the_text_of_a_user_selects_exactly_its_records(client: Client) -> None:
         assert ids(client.query("cars", "/Name = :name", {"name": name})) == [number]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 def test_any_text_selects_the_records_that_pythons_equality_selects(server: ServerProcess, text: str) -> None:
     """Hypothesis finds the quotes, backslashes and line ends by which a text in an f-string becomes a filter."""

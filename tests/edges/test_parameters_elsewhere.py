@@ -47,7 +47,11 @@ def followed(client: Any, way: str) -> Any:
     return getattr(client, way)("orders", FILTER, PARAMETERS, progress="100ms")
 
 
-@pytest.mark.parametrize("way", ["subscribe", "sow_and_subscribe", "durable"])
+@pytest.mark.parametrize(
+    ("connect", "way"),
+    [("Client", "subscribe"), ("AsyncClient", "sow_and_subscribe"), ("Client", "durable"), ("AsyncClient", "durable")],
+    indirect=["connect"],
+)
 def test_a_follower_with_parameters_is_served_by_the_peer_that_is_left(
     connect: Connect, cluster: Cluster, way: str
 ) -> None:

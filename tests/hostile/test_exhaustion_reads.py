@@ -14,14 +14,17 @@ import pytest
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.oracles.examples import examples
 from tests.support.servers.server import ServerProcess, until
 
 MEBIBYTE: Final = 2**20
 SECONDS: Final = 60.0
 GREEDY: Final = (("authorization", "Bearer greedy"),)
 PATHS: Final = [f"/f{number}/x" for number in range(1000)]
-LARGE: Final = 150
+LARGE: Final = examples(480)
 """Records of a megabyte."""
+WIDE: Final = examples(16_000)
+"""Records of twenty fields."""
 STREAM_MAX: Final = 8 * MEBIBYTE
 """Of one answer that nobody reads, in all processes: 4 MiB, and as much for what malloc keeps."""
 REST: Final = 64 * MEBIBYTE
@@ -43,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
                 for number in range(LARGE):
                     publisher.publish({"id": str(number), "pad": "x" * 1_000_000})
             with root.publisher("wide", durability="buffered") as publisher:
-                for number in range(10_000):
+                for number in range(WIDE):
                     publisher.publish({"id": str(number)} | {f"f{field}": {"x": field} for field in range(20)})
             with root.publisher("orders", durability="buffered") as publisher:
                 for number in range(100):
@@ -93,7 +96,7 @@ def test_answers_that_nobody_reads_take_a_few_mebibytes_each(server: ServerProce
         calls = unread(server, stack, sow_pb2.QueryRequest(topic=topic), count)
         assert rest(server) - before <= count * STREAM_MAX + REST
         whole = sum(len(answer.batch.key) for answer in calls[0])
-        assert whole == (LARGE if topic == "large" else 10_000), "and whoever reads gets everything"
+        assert whole == (LARGE if topic == "large" else WIDE), "and whoever reads gets everything"
 
 
 def ask_other(server: ServerProcess, rounds: int) -> None:

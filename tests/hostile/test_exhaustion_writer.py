@@ -57,7 +57,7 @@ def large_record(client: Client) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("document", [flat, nested])
-@pytest.mark.parametrize("deltas", [80, pytest.param(2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("deltas", [30, pytest.param(2000, marks=pytest.mark.long)])
 def test_others_publish_between_the_deltas_of_an_identity_on_a_large_record(
     server: ServerProcess, document: Callable[[], dict[str, object]], deltas: int
 ) -> None:

@@ -243,7 +243,8 @@ def small_conditions(field: Expression) -> Iterator[Filter]:
         yield Compare(Comparison.LESS, one, field)
         for test in TextTest:
             yield Matches(test, field, (one,))
-        for other in SMALL_LITERALS:
+        # A function of a field is compared as one value, and not as the types of a field.
+        for other in SMALL_LITERALS[:: 3 if isinstance(field, FunctionCall) else 1]:
             yield In(field, (one, other))
             yield Between(field, one, other)
         yield Matches(TextTest.BEGINS_WITH, field, (one, Text("2")))

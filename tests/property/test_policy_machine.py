@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -186,3 +187,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicies = PolicyMachine.TestCase
+# Half of the examples of a profile, and shorter ones: each opens a database many times.
+TestPolicies.settings = hypothesis.settings(
+    max_examples=max(1, hypothesis.settings().max_examples // 2), stateful_step_count=30
+)

@@ -18,7 +18,7 @@ from tests.property.test_replication_simulation import (
     settle,
     write,
 )
-from tests.support.oracles.examples import examples
+from tests.support.oracles.examples import lives
 from tests.support.simulation.replica_model import ModelStore
 from tests.support.simulation.replica_rows import SECOND, Make
 from tests.support.simulation.replica_world import Broken, Instance, World
@@ -89,7 +89,7 @@ def link(a: Instance, b: Instance) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_instances_whose_links_come_and_go_end_equal(seed: int, part: int) -> None:
     """R14, R4: nothing that was deleted is alive again, and nothing is lost that was not dropped into a file."""
-    for number in range(examples(12)):
+    for number in range(lives(12)):
         run_changing_seed((seed + 930_000 + part * 1000 + number) % 2**32)
 
 

@@ -234,9 +234,9 @@ def run_seed(seed: int, make: Make = ModelStore) -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(4))
 def test_all_instances_end_with_the_greatest_written_versions(seed: int, part: int) -> None:
-    for number in range(lives(SEEDS // 10)):
+    for number in range(lives(SEEDS // 4)):
         run_seed((seed + part * 1000 + number) % 2**32)
 
 
@@ -369,13 +369,13 @@ def lose(world: World, draw: random.Random, owners: Owners, instance: Instance, 
     world.at(world.now + draw.choice([0, 2, 20]) * SECOND, instance.boot)
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_an_instance_that_lost_its_data_keeps_earlier_rows_elsewhere_and_writes_newer_ones(
     seed: int, part: int
 ) -> None:
     """K7, R3, R4: an instance that was wiped wrote with a clock that was behind, and the earlier write under its name,
     which came back from a peer with a greater version, replaced the newer one everywhere."""
-    for number in range(lives(8)):
+    for number in range(lives(16)):
         run_losing_seed((seed + 900_000 + part * 1000 + number) % 2**32)
 
 
@@ -551,7 +551,16 @@ MISTAKES: tuple[type[ModelStore], ...] = (
 )
 FOUND_WITHIN = 100
 """Seeds."""
-FIRST = {CursorOutsideTheBatch: 35, SkipsWhatWasRefused: 25, AcknowledgesBeforeTheSync: 28, ShipsBeforeTheSync: 8}
+FIRST = {
+    CursorOutsideTheBatch: 38,
+    ExpiryMintsAVersion: 5,
+    StampsAnew: 3,
+    PurgesTooEarly: 5,
+    SkipsWhatWasRefused: 25,
+    ForgetsWhatItLost: 2,
+    AcknowledgesBeforeTheSync: 29,
+    ShipsBeforeTheSync: 11,
+}
 """The first seed that is tried, where those in front of it do not find a mistake: they cost seconds."""
 
 
@@ -569,9 +578,9 @@ def test_a_planted_mistake_is_found(mistake: type[ModelStore]) -> None:
     assert found(mistake), f"not found within {FOUND_WITHIN} seeds"
 
 
-def found(make: type[ModelStore] = ModelStore) -> bool:
-    """Whether the simulation finds a mistake."""
-    first = FIRST.get(make, 0)
+def found(make: type[ModelStore] = ModelStore, first: int = 0) -> bool:
+    """Whether the simulation finds a mistake. `first`: as in `FIRST`, for one that is none of a store."""
+    first = FIRST.get(make, first)
     for number in range(first, first + FOUND_WITHIN):
         try:
             run_seed(number, make)
@@ -617,4 +626,4 @@ def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: py
 def test_a_node_that_does_not_wait_until_its_sources_have_been_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """See node [2]."""
     monkeypatch.setattr(Receiver, "satisfied_probe", property(lambda it: 2**62, lambda it, probe: None), raising=False)
-    assert found()
+    assert found(first=15)

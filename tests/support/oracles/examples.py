@@ -11,10 +11,10 @@ NIGHTLY: Final = "nightly"
 
 def examples(nightly: int) -> int:
     """The number for this run, for a property with a number of its own."""
-    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 4)
+    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 8)
 
 
 def lives(nightly: int) -> int:
-    """The number of random lives of several instances in this run: an eighth by default. A life takes a quarter of a
-    second of CPU, and `make test-lives` lives thousands of them."""
-    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 8)
+    """The number of random lives of several instances in this run: one in 24 by default. A life takes half a second of
+    CPU, and `make test-lives` lives thousands of them."""
+    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,8 @@ from tests.support.servers.server import ROOT
 
 SERVER: Final = "ldn.example:7450"
 HOST: Final = "127.0.0.1:7480"
+NO_AUTHORITIES: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""The console has no TLS here. Each client of httpx would read all authorities of the machine, which takes 20 ms."""
 
 
 class FakeClient:
@@ -110,7 +113,7 @@ class RunningConsole:
 
     def browser(self) -> httpx.Client:
         """A browser that is not logged in."""
-        return httpx.Client(base_url=self.address, timeout=30)
+        return httpx.Client(base_url=self.address, timeout=30, verify=NO_AUTHORITIES)
 
     def opened(self) -> httpx.Client:
         """A browser that has opened the one-time address."""

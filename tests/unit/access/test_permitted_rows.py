@@ -33,8 +33,7 @@ def _publish(rig: Rig, topic: str, rows: str, records: list[tuple[str, bytes, in
 
 
 @pytest.mark.parametrize("rows", ["/region = 'eu'", "@key LIKE '^a'", "/region = 'eu' AND @key LIKE '^a'", "FALSE"])
-@pytest.mark.parametrize("wrong", [0.0, 0.03, 0.3])
-@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize(("wrong", "over"), [(0.0, True), (0.03, False), (0.3, True)])
 def test_rows_decide_in_columns_as_they_do_one_by_one(tmp_path: Path, rows: str, wrong: float, over: bool) -> None:
     """New records, and those that they replace: some of other rows, some overdue (`over`), keys that come twice."""
     chance = random.Random(7)

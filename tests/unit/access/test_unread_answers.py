@@ -80,13 +80,12 @@ def filled(path: Path, size: int, records: int = RECORDS) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("size", [100_000, 1_000_000])
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(("size", "processes"), [(100_000, 0), (1_000_000, 0), (1_000_000, 1)])
 def test_a_query_that_nobody_reads_holds_a_few_pieces(
     tmp_path: Path, readers: Executor, size: int, processes: int
 ) -> None:
     """Story: a query kept 3,000 records before it sent the first: three such queries took a gigabyte."""
-    rig, long = filled(tmp_path, size), Long(processes, readers)
+    rig, long = filled(tmp_path, size, RECORDS if size < 1_000_000 else 20), Long(processes, readers)
 
     async def scenario() -> None:
         queries = Queries(reading_of(rig.store), readers, SortMemory(), long)

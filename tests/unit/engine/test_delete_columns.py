@@ -25,6 +25,7 @@ from sow_server.engine.values.model import (
     Publish,
     TopicSettings,
 )
+from tests.support.oracles.examples import examples
 from tests.support.stores.stores import HOUR, MINUTE, SECOND, JournalEntry, Rig
 
 RECORDS_STORED = 60
@@ -100,7 +101,7 @@ def test_a_delete_in_columns_has_the_effect_of_single_deletes(
     index: tuple[str, ...],
 ) -> None:
     settings = TopicSettings(expiration=expiration, index=index)
-    for seed in range(5):
+    for seed in range(examples(16)):
         effects = []
         for name, smallest in (("columns", PLAIN_RECORDS_MIN), ("singles", 10_000)):
             with monkeypatch.context() as patch:

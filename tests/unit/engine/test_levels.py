@@ -150,7 +150,7 @@ def test_names_are_looked_up_once_however_many_paths_there_are() -> None:
     assert tree.looked_up <= 5000 + 1000, "those that are found once more, of a large document"
 
 
-WIDE = b",".join([b'"n%d": %d' % (number, number % 7) for number in range(8000)])
+WIDE = b",".join([b'"n%d": %d' % (number, number % 7) for number in range(4000)])
 """Members of an object of many names."""
 
 
@@ -173,7 +173,7 @@ def test_no_call_makes_all_names_of_a_large_object(front: bytes, count: int, kin
 
     encoding = json_format.ENCODING
     levels = Levels(replace(encoding, decoder=lambda kind: counting(encoding.decoder(kind))))
-    repeated = b',"n3":"last", "n7000" : [ ]'
+    repeated = b',"n3":"last", "n3500" : [ ]'
     document = b"{" + front + WIDE + repeated + b"}"
     for _ in range(depth):
         document = b'{"z": [[2]], "a": ' + document + b"}"

@@ -368,10 +368,10 @@ def test_the_longest_filters_compile() -> None:
         deep = f"IF(({deep}) = true, /b{level} > 1, false)"
     for text in (
         " OR ".join([f"/a{number} = {number}" for number in range(1_000)]),
-        "NOT (" + " AND ".join([f"/a = {number}" for number in range(1_000)]) + ")",
+        "NOT (" + " AND ".join([f"/a = {number}" for number in range(300)]) + ")",
         f"/a IN ({','.join([str(number) for number in range(10_000)])})",
-        f"CONCAT({','.join(['/a'] * 5_000)}) = 'x'",
-        f"COALESCE({','.join(['/missing'] * 5_000)}, /a) = 1",
+        f"CONCAT({','.join(['/a'] * 2_000)}) = 'x'",
+        f"COALESCE({','.join(['/missing'] * 2_000)}, /a) = 1",
         deep,
         "NOT " * 60 + "/a",
         "-" * 60 + "/a = 1",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,20 +46,28 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
 """The names of other modules that may be imported from there."""
 
 
+@functools.cache
+def outside() -> Mapping[str, Sequence[ast.AST]]:
+    """The nodes of each file of the rest of the server."""
+    return {
+        file.relative_to(SERVER).as_posix(): list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        for file in sorted(SERVER.rglob("*.py"))
+        if not file.is_relative_to(SERVER / "engine")
+    }
+
+
 def imports_from_outside() -> Iterator[tuple[str, str, str]]:
     """(file, module, name) of every import of the engine by the rest of the server."""
-    for file in sorted(SERVER.rglob("*.py")):
-        if file.is_relative_to(SERVER / "engine"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, nodes in outside().items():
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 for alias in node.names:
                     if f"{node.module}.".startswith(f"{ENGINE}."):
-                        yield file.relative_to(SERVER).as_posix(), node.module, alias.name
+                        yield file, node.module, alias.name
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     if f"{alias.name}.".startswith(f"{ENGINE}."):
-                        yield file.relative_to(SERVER).as_posix(), alias.name, ""
+                        yield file, alias.name, ""
 
 
 def is_open(module: str, name: str) -> bool:
@@ -91,16 +100,14 @@ def parts_taken() -> Iterator[tuple[str, set[str]]]:
     names = {door.__name__ for door in (Reads, Writes)} | {
         str(part.type) for door in (Reads, Writes) for part in dataclasses.fields(door)
     }
-    for file in sorted(SERVER.rglob("*.py")):
-        if file.is_relative_to(SERVER / "engine"):
-            continue
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for file, nodes in outside().items():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 for made in node.body:
                     if isinstance(made, ast.FunctionDef) and made.name == "__init__":
                         arguments = [*made.args.args, *made.args.kwonlyargs]
                         taken = {ast.unparse(one.annotation) for one in arguments if one.annotation is not None}
-                        yield f"{file.relative_to(SERVER).as_posix()} {node.name}", taken & names
+                        yield f"{file} {node.name}", taken & names
 
 
 def test_who_takes_two_parts_of_the_store_takes_the_doors() -> None:

@@ -121,6 +121,8 @@ def test_the_glossary_has_each_word_once_and_in_order() -> None:
 ROOT: Final = DOCS.parent
 FRAGMENTS: Final = ("Of", "By", "Whether", "What", "Who")
 """A docstring that begins with one of these words has no subject."""
+BEGINS_WITH_FRAGMENT: Final = re.compile(rf"""["'][\s\\]*(?:{"|".join(FRAGMENTS)})\s""")
+"""A literal that does, whether it is a docstring or not."""
 PACKAGES: Final = (
     "benchmarks",
     "clients/sow_cli",
@@ -146,6 +148,8 @@ def docstrings(module: ast.Module) -> Iterator[str]:
 
 
 def fragments(program: str) -> int:
+    if not BEGINS_WITH_FRAGMENT.search(program):  # to parse all programs takes seconds
+        return 0
     return sum(text.split(maxsplit=1)[:1] in ([word] for word in FRAGMENTS) for text in docstrings(ast.parse(program)))
 
 

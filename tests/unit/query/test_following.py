@@ -35,8 +35,11 @@ from tests.support.stores.stores import SECOND, Rig
 
 TINY = RocksOptions(records_memtable_bytes=64 * 2**10, other_memtable_bytes=64 * 2**10, log_bytes_max=256 * 2**10)
 """Memtables are written out, and logs removed, many times a second."""
-ROW = bytes(100)
+ROW = bytes(2_000)
 KEPT = 500
+COMMITS = 4_500
+AHEAD = 150
+"""Commits in which some memtables are written out: so many are made while a state is read."""
 
 
 @pytest.fixture
@@ -92,11 +95,13 @@ def test_every_state_is_that_of_one_commit_while_memtables_are_written_out_and_l
     """rocks [14]. Story: one in twenty states had rows of one column family without those of another."""
     database = Rocks(tmp_path / "db", TINY, create=True)
     database.marking = True
-    written, stop, writing_lock = 0, threading.Event(), threading.Lock()
+    written, stop, writing_lock, turns = 0, threading.Event(), threading.Lock(), threading.Semaphore(0)
 
     def write() -> None:
         nonlocal written
-        while not stop.is_set() and written < 60_000:
+        while not stop.is_set() and written < COMMITS:
+            if written % AHEAD == 0:
+                turns.acquire()
             with writing_lock:
                 database.write_waiting(commit(written + 1))
                 written += 1
@@ -116,15 +121,19 @@ def test_every_state_is_that_of_one_commit_while_memtables_are_written_out_and_l
     writing = threading.Thread(target=write)
     writing.start()
     try:
-        before = 0
-        for _ in range(60):
+        before = states = 0
+        while writing.is_alive():
+            states += 1
+            turns.release()
             least = caught_up()
             number = seen(secondary)
             assert number >= max(least, before)
             before = number
     finally:
         stop.set()
+        turns.release()
         writing.join()
+    assert states >= COMMITS // AHEAD
     assert caught_up() == seen(secondary) == written > KEPT
     secondary.close()
     database.close()

@@ -192,7 +192,7 @@ def test_a_query_is_opened_before_many_busy_runs_have_all_worked_again(
 ) -> None:
     """process [1]. Story: every run worked between any two steps of an opening. With many slow queries
     a cut came later than the server waits for it, so its own process answered."""
-    busy = 64
+    busy = 24
     worked = 0
 
     def endless(answer: QueryAnswer, origins: Sequence[str]) -> bytes:

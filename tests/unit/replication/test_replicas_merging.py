@@ -208,7 +208,7 @@ def test_the_cursor_is_in_the_batch_of_the_applied_changes(pair: tuple[Rig, Rig]
     """R6: a crash leaves both or neither, and a restart goes on behind it."""
     a, b = pair
     ship(a, b)
-    for number in range(20):
+    for number in range(5):
         a.put("t", str(number))
         ship(a, b)
         b.crash()

@@ -19,6 +19,7 @@ from sow_server.subscriptions.frames import ChangeOp, ChangeReason
 from sow_server.subscriptions.journal import history
 from sow_server.subscriptions.journal.history import History
 from sow_server.subscriptions.journal.ranges import RangeBounds, RangeReader
+from tests.support.oracles.examples import examples
 from tests.support.stores.stores import MINUTE, SECOND, Rig, journal_rows
 from tests.support.stores.subscribers import NAMES
 
@@ -129,7 +130,7 @@ def test_a_history_of_a_key_that_was_never_there_is_empty(rig: Rig) -> None:
     assert reading.next_position == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(24)))
 def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
     rig: Rig, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

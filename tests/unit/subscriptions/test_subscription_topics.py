@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 
 from sow_server.engine.values.errors import Reason, StoreError
@@ -151,32 +153,31 @@ def test_switching_the_journal_off_leaves_live_subscribers_alone(rig: Rig, subsc
 # --- options, bounds, the end ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "field", "other"),
-    [
-        ({}, "topic", "topic_pattern"),
-        ({"topic": "orders", "pattern": "orders"}, "topic", "topic_pattern"),
-        ({"topic": "orders", "sow": True, "start": EARLIEST}, "sow", "earliest"),
-        ({"topic": "orders", "sow": True, "start": Start(StartKind.TIME)}, "sow", "start_time_micros"),
-        ({"topic": "orders", "sow": True, "start": Start(StartKind.BOOKMARK)}, "sow", "bookmark"),
-        ({"topic": "orders", "changes": True, "oof": True}, "changes", "oof"),
-        ({"topic": "orders", "changes": True, "delta": True}, "changes", "delta"),
-        ({"topic": "orders", "changes": True, "conflation": 5}, "changes", "conflation_micros"),
-        ({"topic": "orders", "delta": True, "conflation": 5}, "delta", "conflation_micros"),
-        ({"topic": "orders", "delta": True, "include": ["/px"]}, "delta", "select"),
-        ({"topic": "orders", "empty_deltas": True}, "empty_deltas", "delta"),
-        ({"topic": "orders", "conflation": -1}, "conflation_micros", "0"),
-        ({"topic": "orders", "progress": 99_999}, "progress_micros", "100000"),
-        ({"topic": "orders", "batch_size": 10_001}, "batch_size", "10000"),
-        ({"topic": "orders", "start": Start(StartKind.TIME, time_micros=-1)}, "start_time_micros", "negative"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(
-    subscribers: Subscribers, options: dict[str, object], field: str, other: str
-) -> None:
-    error = refused(subscribers.subscribe, **options)
-    assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, field)
-    assert other in error.message
+CONTRADICTIONS: Final[list[tuple[dict[str, object], str, str]]] = [
+    ({}, "topic", "topic_pattern"),
+    ({"topic": "orders", "pattern": "orders"}, "topic", "topic_pattern"),
+    ({"topic": "orders", "sow": True, "start": EARLIEST}, "sow", "earliest"),
+    ({"topic": "orders", "sow": True, "start": Start(StartKind.TIME)}, "sow", "start_time_micros"),
+    ({"topic": "orders", "sow": True, "start": Start(StartKind.BOOKMARK)}, "sow", "bookmark"),
+    ({"topic": "orders", "changes": True, "oof": True}, "changes", "oof"),
+    ({"topic": "orders", "changes": True, "delta": True}, "changes", "delta"),
+    ({"topic": "orders", "changes": True, "conflation": 5}, "changes", "conflation_micros"),
+    ({"topic": "orders", "delta": True, "conflation": 5}, "delta", "conflation_micros"),
+    ({"topic": "orders", "delta": True, "include": ["/px"]}, "delta", "select"),
+    ({"topic": "orders", "empty_deltas": True}, "empty_deltas", "delta"),
+    ({"topic": "orders", "conflation": -1}, "conflation_micros", "0"),
+    ({"topic": "orders", "progress": 99_999}, "progress_micros", "100000"),
+    ({"topic": "orders", "batch_size": 10_001}, "batch_size", "10000"),
+    ({"topic": "orders", "start": Start(StartKind.TIME, time_micros=-1)}, "start_time_micros", "negative"),
+]
+"""Options, the field that is named, and what the message names too."""
+
+
+def test_options_that_contradict_each_other_are_refused(subscribers: Subscribers) -> None:
+    for options, field, other in CONTRADICTIONS:
+        error = refused(subscribers.subscribe, **options)
+        assert (error.reason, error.field) == (Reason.INVALID_ARGUMENT, field), options
+        assert other in error.message, options
 
 
 def test_filters_are_checked(rig: Rig, subscribers: Subscribers) -> None:
