@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ import pytest
 
 from sow_client import EARLIEST, Change, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
+from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess, until
 from tests.support.simulation.clients import Connect, connect
 
@@ -167,7 +167,7 @@ def test_a_start_in_the_future_is_refused(server: ServerProcess, client: Client)
         ("durable", "rewind", "orders", "later", tomorrow.isoformat()),
     ):
         run = subprocess.run(
-            [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+            [sow(), "--server", server.address, *arguments],
             capture_output=True,
             text=True,
             timeout=60,

@@ -92,7 +92,8 @@ class ForkedCommands:
         for program in MODULES:
             path = folder / program
             if MEASURED:
-                path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {MODULES[program]} "$@"\n')
+                paths = os.pathsep.join(PATHS)
+                path.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m {MODULES[program]} "$@"\n')
             else:
                 path.write_text(SHIM.format(python=sys.executable, address=self._address, program=program.encode()))
             path.chmod(0o755)

@@ -10,7 +10,7 @@ import select
 import subprocess
 import time
 
-from tests.support.servers.forked_commands import PATHS, commands
+from tests.support.servers.forked_commands import commands
 
 SECONDS_MAX = 30.0
 FAKES = "sow-on-fakes"
@@ -25,7 +25,7 @@ def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = 
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
         start_new_session=True,
     )
 
