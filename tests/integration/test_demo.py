@@ -128,7 +128,7 @@ def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path
 @pytest.mark.parametrize(
     ("step", "number", "code"),
     [
-        ("Watch records expire", signal.SIGINT, 130),
+        pytest.param("Watch records expire", signal.SIGINT, 130, marks=pytest.mark.long),
         pytest.param("Watch records expire", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("14:00", signal.SIGINT, 130, marks=pytest.mark.long),
         pytest.param("14:00", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
