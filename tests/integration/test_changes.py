@@ -37,6 +37,8 @@ PUT, DELETE, EXPIRE = 1, 3, 4
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:

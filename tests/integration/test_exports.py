@@ -41,6 +41,8 @@ UNSPECIFIED: Final = snapshot_pb2.PACKED_COLUMN_UNSPECIFIED
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:

@@ -41,6 +41,8 @@ from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 TOPICS: Final = '[topics.orders]\nkey = ["/id"]\n[topics.kept]\n'
 WAIT: Final = 20.0
 

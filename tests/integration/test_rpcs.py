@@ -29,6 +29,8 @@ from sow_client import (
 from tests.support.servers.server import ServerProcess, reason_of, until
 from tests.support.simulation.clients import CLIENT_KINDS, client_of
 
+pytestmark = pytest.mark.one_client
+
 CONFIG: Final = """
 [server]
 instance = "nyc-1"
