@@ -44,9 +44,11 @@ IMPORTED: Final = ("sow_cli.command", "sow_cli.records", "sow_server.app", "test
 SHIM: Final = """\
 #!{python} -IS
 import sys
-from _signal import SIG_DFL, SIGINT, SIGTERM, signal
+from _signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGINT, SIGTERM, pthread_sigmask, signal
 from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
 from posix import environ, getcwdb, kill, getpid
+handed_on = (SIGINT, SIGTERM)
+pthread_sigmask(SIG_BLOCK, handed_on)  # the command may run before its id is here
 service = socket(AF_UNIX, SOCK_SEQPACKET)
 service.connect({address!r})
 arguments = [word.encode(sys.getfilesystemencoding(), "surrogateescape") for word in sys.argv[1:]]
@@ -55,8 +57,9 @@ wanted = [{program!r}, getcwdb(), b"%d" % len(arguments), *arguments, *variables
 files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
 service.sendmsg([b"\\0".join(wanted)], [(SOL_SOCKET, SCM_RIGHTS, files)])
 pid = int(service.recv(100))
-for number in (SIGINT, SIGTERM):
+for number in handed_on:
     signal(number, lambda number, frame: kill(pid, number))
+pthread_sigmask(SIG_UNBLOCK, handed_on)
 code = int(service.recv(100) or b"1")
 if code < 0:
     signal(-code, SIG_DFL)
