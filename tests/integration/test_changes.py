@@ -110,6 +110,7 @@ def test_parts_of_a_range_have_all_of_it_in_every_column(client: Client) -> None
     assert list(client.read_changes("orders", plan.end, plan.end)) == []
 
 
+@pytest.mark.both_clients
 def test_the_changes_of_a_range_are_those_of_a_subscription(client: Client) -> None:
     begin = client.plan_changes("orders", start="latest").end
     publish(client, 20)

@@ -79,6 +79,7 @@ def numbers(batches: Iterator[PackedRecords]) -> list[int]:
     return [json.loads(payload)["n"] for records in batches for payload in payloads(records)]
 
 
+@pytest.mark.both_clients
 def test_parts_are_the_topic_while_publishing_goes_on(client: Client) -> None:
     export = client.open_export("large", parts=5)
     stop = threading.Event()
