@@ -40,9 +40,7 @@ from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
-
 pytestmark = pytest.mark.one_client
-
 TOPICS: Final = '[topics.orders]\nkey = ["/id"]\n[topics.kept]\n'
 WAIT: Final = 20.0
 
