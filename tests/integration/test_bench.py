@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +18,8 @@ from sow_cli.bench_plan import WORKS
 from sow_cli.workload import Workload
 from sow_client import AsyncSubscription, Client, Unavailable
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access, write_private
-from tests.support.servers.server import ROOT, ServerProcess, free_port, until
+from tests.support.servers.forked_commands import sow
+from tests.support.servers.server import ServerProcess, free_port, until
 
 SAID_NO: Final = 1
 WRONG_USAGE: Final = 2
@@ -184,19 +183,19 @@ def test_a_topic_that_exists_is_not_touched(server: ServerProcess) -> None:
             client.delete_topic("sow-bench-2")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("work", ["single", "deliver", "expire"])
+@pytest.mark.parametrize(
+    ("work", "number", "code"),
+    [("single", signal.SIGINT, 130), ("deliver", signal.SIGTERM, 143), ("expire", signal.SIGINT, 130)],
+)
 def test_an_interrupted_bench_keeps_its_figures_and_leaves_no_topic(
     server: ServerProcess, work: str, number: signal.Signals, code: int
 ) -> None:
-    paths = os.pathsep.join(str(ROOT / folder) for folder in ("proto", "clients"))
     arguments = ["bench", "--records", "1000", "--seconds", "300", "--work", work, "--format", "ndjson"]
     running = subprocess.Popen(
-        [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+        [sow(), "--server", server.address, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths},
     )
     try:
         assert running.stdout is not None

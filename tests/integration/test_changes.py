@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ import pytest
 
 from sow_client import EARLIEST, Change, Client, PackedRecords
 from sow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResyncRequired
+from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess, until
 from tests.support.simulation.clients import Connect, connect
 
@@ -36,6 +36,8 @@ retain_bytes = "0"
 PUT, DELETE, EXPIRE = 1, 3, 4
 
 __all__ = ["connect"]  # a fixture
+
+pytestmark = pytest.mark.one_client
 
 
 @pytest.fixture
@@ -108,6 +110,7 @@ def test_parts_of_a_range_have_all_of_it_in_every_column(client: Client) -> None
     assert list(client.read_changes("orders", plan.end, plan.end)) == []
 
 
+@pytest.mark.both_clients
 def test_the_changes_of_a_range_are_those_of_a_subscription(client: Client) -> None:
     begin = client.plan_changes("orders", start="latest").end
     publish(client, 20)
@@ -167,7 +170,7 @@ def test_a_start_in_the_future_is_refused(server: ServerProcess, client: Client)
         ("durable", "rewind", "orders", "later", tomorrow.isoformat()),
     ):
         run = subprocess.run(
-            [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+            [sow(), "--server", server.address, *arguments],
             capture_output=True,
             text=True,
             timeout=60,

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sow_cli import command
 from sow_cli.session import tell_move
 from sow_client import Instance
+from tests.support.servers.forked_commands import sow as forked_sow
 from tests.support.servers.server import ROOT, ServerProcess, free_port
 
 SAID_NO: Final = 1
@@ -113,14 +114,12 @@ def test_a_subscriber_follows_over_a_restart_of_the_server(tmp_path: Path) -> No
     with ServerProcess(tmp_path, "[topics.orders]\nkey = ['/id']\n") as server:
         with server.client() as client:
             client.publish("orders", {"id": 1})
-            paths = os.pathsep.join(str(ROOT / folder) for folder in ("proto", "clients"))
             arguments = ["subscribe", "orders", "--sow", "--oof", "--count", "3", "--for", "60s"]
             following = subprocess.Popen(
-                [sys.executable, "-m", "sow_cli", "--server", server.address, *arguments],
+                [forked_sow(), "--server", server.address, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"PYTHONPATH": paths},
             )
             try:
                 assert following.stdout is not None

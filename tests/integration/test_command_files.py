@@ -23,6 +23,7 @@ from rich.progress import Progress
 from sow_cli import command
 from sow_cli.exporting import replaced
 from sow_client import Client, PackedRecords
+from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess
 from tests.support.servers.terminals import REAL, SECONDS_MAX, Terminal, plain
 
@@ -425,7 +426,7 @@ def test_a_full_disk_is_a_sentence(server: ServerProcess, form: str) -> None:
     """Story: a traceback."""
     with open("/dev/full", "wb") as full:
         made = subprocess.run(
-            [sys.executable, "-m", "sow_cli", "--server", server.address, "query", "orders", "--format", form],
+            [sow(), "--server", server.address, "query", "orders", "--format", form],
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=SECONDS_MAX,
@@ -438,7 +439,7 @@ def test_a_full_disk_is_a_sentence(server: ServerProcess, form: str) -> None:
 def test_a_full_disk_is_a_sentence_also_for_help(option: str) -> None:
     """Story: a traceback."""
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "sow_cli", option]
+        command = [sow(), option]
         made = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=SECONDS_MAX, check=False)
     assert (made.returncode, made.stderr.splitlines()[0]) == (1, b"sow: cannot write: No space left on device")
 

@@ -20,6 +20,7 @@ import pytest
 from examples.demo import exit_code
 from examples.narration import Narration
 from examples.server_process import CONFIG_NAME, DATA_NAME, ServerProcess, ServerTrouble, remove_data
+from tests.support.servers.forked_commands import sow
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = 3_000
@@ -94,7 +95,7 @@ def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path
             if "subscribe" in arguments:
                 arguments += ["--for", "1s"]  # else it goes on until Ctrl-C
             done = subprocess.run(
-                [sys.executable, "-m", "sow_cli", *arguments],
+                [sow(), *arguments],
                 check=False,
                 capture_output=True,
                 text=True,
@@ -127,7 +128,7 @@ def test_every_claim_of_the_demo_holds_and_its_data_can_be_served(tmp_path: Path
 @pytest.mark.parametrize(
     ("step", "number", "code"),
     [
-        ("Watch records expire", signal.SIGINT, 130),
+        pytest.param("Watch records expire", signal.SIGINT, 130, marks=pytest.mark.long),
         pytest.param("Watch records expire", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),
         pytest.param("14:00", signal.SIGINT, 130, marks=pytest.mark.long),
         pytest.param("14:00", signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.long),

@@ -58,6 +58,7 @@ def listening(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long  # test_replication and test_failover show what it shows, without three servers as users start them
 @pytest.mark.smoke
 def test_every_claim_of_the_cluster_holds(tmp_path: Path) -> None:
     with demo(tmp_path) as process:

@@ -41,6 +41,8 @@ UNSPECIFIED: Final = snapshot_pb2.PACKED_COLUMN_UNSPECIFIED
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -77,6 +79,7 @@ def numbers(batches: Iterator[PackedRecords]) -> list[int]:
     return [json.loads(payload)["n"] for records in batches for payload in payloads(records)]
 
 
+@pytest.mark.both_clients
 def test_parts_are_the_topic_while_publishing_goes_on(client: Client) -> None:
     export = client.open_export("large", parts=5)
     stop = threading.Event()

@@ -40,7 +40,7 @@ from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
 
 __all__ = ["connect"]  # a fixture
-
+pytestmark = pytest.mark.one_client
 TOPICS: Final = '[topics.orders]\nkey = ["/id"]\n[topics.kept]\n'
 WAIT: Final = 20.0
 
@@ -96,6 +96,7 @@ def keys_at(server: ServerProcess) -> set[str]:
         return {record.key for record in client.query("orders")}
 
 
+@pytest.mark.both_clients
 def test_a_client_goes_on_at_the_next_instance_when_one_is_killed_and_goes_back_when_asked(
     connect: Connect, three: Three
 ) -> None:
@@ -291,6 +292,7 @@ def test_a_first_call_does_not_wait_where_all_addresses_refuse(connect: Connect,
         assert client.get("orders", "1") is None
 
 
+@pytest.mark.both_clients
 def test_a_client_comes_back_to_a_single_list_whose_instances_were_all_restarted(
     connect: Connect, three: Three
 ) -> None:
@@ -498,6 +500,7 @@ def test_a_search_takes_no_longer_than_the_connect_timeout_of_those_who_wait(con
 # ---- what keeps to its instance ----
 
 
+@pytest.mark.both_clients
 def test_an_export_a_load_and_a_durable_keep_to_their_instance_while_the_client_is_elsewhere(
     connect: Connect, three: Three
 ) -> None:

@@ -15,6 +15,8 @@ from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 TOPICS: Final = "[topics.orders]\nkey = ['/id']\nexpiration = 'enabled'\n"
 
 

@@ -84,11 +84,11 @@ def test_watchers_of_health_are_few_and_cost_little(server: ServerProcess) -> No
     of them took two gigabytes."""
     before = server.resident_bytes
     with grpc.insecure_channel(server.address, OPTIONS) as channel:
-        for number in range(20):
+        for number in range(8):
             with pytest.raises(grpc.RpcError) as refused:
                 next(watch_of(channel, f"{number}" + "x" * 18 * MIB))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert server.resident_bytes - before < 150 * MIB
+    assert server.resident_bytes - before < 100 * MIB
     with RawClient(server.address) as watcher:
         watcher.open(WATCH, b"", 250)
         assert_serves(server)
@@ -113,20 +113,25 @@ def watch_of(channel: grpc.Channel, service: str = "") -> Any:
     return stub.Watch(health_pb2.HealthCheckRequest(service=service), timeout=60)
 
 
-def test_answers_that_nobody_reads_do_not_fill_the_memory(server: ServerProcess) -> None:
-    """Story: a hundred gets of 16 MiB, none of which was read, took 1.7 GB over one connection."""
-    keys = [str(number) for number in range(15)]
-    with client_of(server, "root") as root:
-        for key in keys:
-            root.publish("orders", {"id": key, "pad": "x" * 1_000_000})
-    before = server.resident_bytes
-    with RawClient(server.address) as client:
-        asked = sow_pb2.GetRequest(topic="orders", keys=keys).SerializeToString()
-        client.open(GET, asked, 50, token="desk")
-        until(lambda: not _gets(server), 180, "all gets to be answered or refused")
-        assert server.resident_bytes - before < 500 * MIB
+def test_answers_that_nobody_reads_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """Story: a hundred gets of 16 MiB, none of which was read, took 1.7 GB over one connection. Here 120 MB of answers
+    are asked for, and the connection may hold 16 MiB."""
+    keys = ["1", "2"]
+    write_access(tmp_path, identity("desk", "desk") + grant("desk", "orders", "read publish"))
+    with ServerProcess(tmp_path, GUARDED + '\n[limits]\nin_flight_bytes_max = "64MiB"\n') as server:
+        with client_of(server, "root") as root:
+            root.create_topic("orders", key=["/id"])
+            for key in keys:
+                root.publish("orders", {"id": key, "pad": "x" * 1_000_000})
+            before = server.resident_bytes
+            with RawClient(server.address) as client:
+                asked = sow_pb2.GetRequest(topic="orders", keys=keys).SerializeToString()
+                client.open(GET, asked, 60, token="desk")
+                until(lambda: not _gets(root), 180, "all gets to be answered or refused")
+                assert server.resident_bytes - before < 80 * MIB
+                assert_serves(server)
         assert_serves(server)
-    assert_serves(server)
+        assert not server.faults()
 
 
 def test_a_get_of_many_large_records_is_refused_before_it_has_read_all(server: ServerProcess) -> None:
@@ -147,10 +152,9 @@ def _peak_bytes(server: ServerProcess) -> int:
     return int(line) * 1024
 
 
-def _gets(server: ServerProcess) -> int:
+def _gets(root: Client) -> int:
     """The gets under way."""
-    with client_of(server, "root") as root:
-        return sum(session.calls.get("Get", 0) for session in root.sessions())
+    return sum(session.calls.get("Get", 0) for session in root.sessions())
 
 
 def test_connections_that_say_nothing_end_and_leave_files_to_the_store(tmp_path: Path) -> None:
@@ -164,7 +168,8 @@ def test_connections_that_say_nothing_end_and_leave_files_to_the_store(tmp_path:
             opened.enter_context(socket.create_connection(address, timeout=SECONDS))
         client.publish("orders", {"n": 2}, key="2")
         until(lambda: server.sockets - before < 50, SECONDS, "the connections beyond the bound to be closed")
-        until(lambda: _is_healthy(server), 60, "the silent connections to be closed")
+        until(lambda: server.sockets <= before, 60, "the silent connections to be closed")
+        until(lambda: _is_healthy(server), SECONDS, "the server to take connections again")
         assert not server.faults()
 
 
@@ -181,6 +186,6 @@ def test_requests_of_refused_callers_are_not_read(server: ServerProcess) -> None
     request = sow_pb2.PublishRequest(topic="orders", records=[sow_pb2.PublishRecord(payload=b"x" * 18 * MIB)])
     with grpc.insecure_channel(server.address, OPTIONS) as channel:
         publish = sow_pb2_grpc.SowServiceStub(channel).Publish
-        calls = [publish.future(request, timeout=SECONDS) for _ in range(40)]
+        calls = [publish.future(request, timeout=SECONDS) for _ in range(16)]
         assert {call.code() for call in calls} == {grpc.StatusCode.UNAUTHENTICATED}
-    assert server.resident_bytes - before < 350 * MIB
+    assert server.resident_bytes - before < 144 * MIB

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sow_client import Client
+from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess
 
 CONFIG = """
@@ -37,7 +38,7 @@ def client(server: ServerProcess) -> Iterator[Client]:
 
 def start(server: ServerProcess, *arguments: str) -> subprocess.Popen[str]:
     """Starts `sow lease`."""
-    command = [sys.executable, "-m", "sow_cli", "--server", server.address, "lease", *arguments]
+    command = [sow(), "--server", server.address, "lease", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 

@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,8 +19,8 @@ import pytest
 from benchmarks.etcd_peer import EtcdServer
 from benchmarks.processes import NotInstalled
 from benchmarks.redis_peer import RedisServer
-from tests.support.servers.forked_commands import ForkedCommands
-from tests.support.servers.pages import PATHS, Reader, blocks
+from tests.support.servers.forked_commands import commands
+from tests.support.servers.pages import Reader, blocks
 from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 
 DOCS: Final = ROOT / "docs"
@@ -37,13 +36,6 @@ TOOLS: Final = ("curl", "jq")
 """Programs that a page may use, and a machine may lack."""
 # Records expire while they are followed.
 pytestmark = pytest.mark.smoke
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[ForkedCommands]:
-    # The path of a socket has at most 107 bytes, and those of pytest may be longer.
-    with tempfile.TemporaryDirectory() as folder, ForkedCommands(Path(folder), PATHS) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +60,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: os.path.relpath(page, DOCS))
-def test_a_page_does_what_it_says(
-    page: Path, tmp_path: Path, commands: ForkedCommands, request: pytest.FixtureRequest
-) -> None:
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for tool in TOOLS:
         if shutil.which(tool) is None and any(re.search(rf"\b{tool} ", block.text) for block in blocks(page)):
             pytest.skip(f"the page uses {tool}, which is not installed")
@@ -78,7 +68,7 @@ def test_a_page_does_what_it_says(
     if not starts_a_server(page):
         shared: ServerProcess = request.getfixturevalue("server")
         port = int(shared.address.rpartition(":")[2])
-    reader = Reader(tmp_path, commands, port=port)
+    reader = Reader(tmp_path, commands(), port=port)
     if any(REDIS_PORT in block.text for block in blocks(page)):
         redis: RedisServer = request.getfixturevalue("redis")
         reader.places[REDIS_PORT] = str(redis.port)

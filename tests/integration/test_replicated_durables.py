@@ -15,6 +15,8 @@ from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
 
+pytestmark = pytest.mark.one_client
+
 TOPICS: Final = "[topics.orders]\nkey = ['/id']\nexpiration = 'enabled'\nretain_time = '1h'\n"
 IN_FILE: Final = f"{TOPICS}replicate_durables = true\n"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.servers.forked_commands import ForkedCommands
-from tests.support.servers.pages import PATHS, Reader, blocks
+from tests.support.servers.forked_commands import commands
+from tests.support.servers.pages import Reader, blocks
 from tests.support.servers.server import ROOT, until
 
 PAGE = ROOT / "docs" / "security.md"
@@ -22,10 +21,9 @@ PRICER = "sow --tls-cert pricer.pem --tls-key pricer.key whoami"
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
-    with tempfile.TemporaryDirectory() as folder, ForkedCommands(Path(folder), PATHS) as commands:
-        made = Reader(tmp_path, commands)
-        yield made
-        made.close()
+    made = Reader(tmp_path, commands())
+    yield made
+    made.close()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes certificates with the command openssl")

@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from tests.support.servers.forked_commands import sow
 from tests.support.servers.screens import CTRL_C, CTRL_D, PYTHONPATH, TAB, UP, OnScreen, sow_on_screen
 from tests.support.servers.server import ServerProcess, free_port
 
@@ -230,7 +231,7 @@ def test_bash_completes_topics(server: ServerProcess, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_script_of_completion_is_for_its_shell(shell: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sow_cli", "completion", shell],
+        [sow(), "completion", shell],
         check=True, capture_output=True, text=True, timeout=WAIT_SECONDS, env=os.environ | {"PYTHONPATH": PYTHONPATH},
     )  # fmt: skip
     assert f"{shell}_complete" in done.stdout

@@ -37,10 +37,10 @@ class Load:
 
 
 SMALL = Load(
-    5_000,
+    2_000,
     512,
     RocksOptions(
-        block_cache_bytes=2**22, records_memtable_bytes=2**20, other_memtable_bytes=2**19, log_bytes_max=2**21
+        block_cache_bytes=2**22, records_memtable_bytes=2**19, other_memtable_bytes=2**18, log_bytes_max=2**20
     ),
 )
 LARGE = Load(50_000, 512, RocksOptions())

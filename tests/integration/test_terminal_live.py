@@ -18,7 +18,8 @@ if sys.platform == "win32":
 import pexpect
 import pyte
 
-from tests.support.servers.server import ROOT, ServerProcess
+from tests.support.servers.forked_commands import sow
+from tests.support.servers.server import ServerProcess
 
 SECONDS_MAX = 60.0
 WIDTH, HEIGHT = 100, 20
@@ -28,11 +29,10 @@ class Screen:
     """`sow` on a terminal of its own, and what a person sees there."""
 
     def __init__(self, address: str, *arguments: str) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])
         self.process = pexpect.spawn(
-            sys.executable,
-            ["-m", "sow_cli", "--server", address, *arguments],
-            env={**os.environ, "PYTHONPATH": path, "TERM": "xterm"},
+            sow(),
+            ["--server", address, *arguments],
+            env={**os.environ, "TERM": "xterm"},
             dimensions=(HEIGHT, WIDTH),
             timeout=SECONDS_MAX,
         )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Self, cast
@@ -19,7 +17,7 @@ from websockets.typing import Origin
 from sow_client import AsyncClient, Identity, PermissionDenied, Topic
 from sow_console.app import Console, Options, app_of
 from sow_console.guards import place_of
-from tests.support.servers.server import ROOT
+from tests.support.servers.forked_commands import sow
 
 SERVER: Final = "ldn.example:7450"
 HOST: Final = "127.0.0.1:7480"
@@ -151,14 +149,12 @@ class RunningConsole:
 @contextmanager
 def running_console(servers: str, *options: str) -> Iterator[RunningConsole]:
     """Starts `sow console` for servers on a free port."""
-    paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "clients"), os.environ.get("PYTHONPATH", ""))
     process = subprocess.Popen(
-        [sys.executable, "-m", "sow_cli", "--server", servers, "console", "--listen", "127.0.0.1:0", *options],
+        [sow(), "--server", servers, "console", "--listen", "127.0.0.1:0", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     try:
         assert process.stdout is not None

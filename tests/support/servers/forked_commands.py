@@ -4,55 +4,78 @@ A page of the documentation has dozens of commands, and a new interpreter for ea
 
     [1]  A forked command is a process of its own, with the arguments, folder, environment and open files of the caller.
     [2]  The program that a shell starts in its place ends with its exit code, and hands on SIGINT and SIGTERM.
-    [3]  No command outlives the process that forks: that kills those that are left when the process of the tests ends.
+    [3]  No command outlives the program in its place, nor the process that forks: that kills those that are left when
+         the process of the tests ends.
 
 The process that forks has one thread and has opened nothing of gRPC or RocksDB, so a fork of it is sound.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
-import json
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NoReturn, Self
 
+ROOT: Final = Path(__file__).parents[3]
+PATHS: Final = (str(ROOT), *(str(ROOT / name) for name in ("proto", "clients", "replication", "spark_connector")))
+MEASURED: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Coverage is measured: commands are started, not forked, as it counts nothing in a fork that ends at once."""
 MESSAGE_BYTES_MAX: Final = 200_000
-MODULES: Final = {"sow": "sow_cli.__main__", "sow-server": "sow_server.__main__"}
-IMPORTED: Final = ("sow_cli.command", "sow_server.app")
+MODULES: Final = {
+    "sow": "sow_cli.__main__",
+    "sow-server": "sow_server.__main__",
+    "sow-on-fakes": "tests.support.fakes.sow_on_fakes",
+}
+IMPORTED: Final = ("sow_cli.command", "sow_cli.records", "sow_server.app", "tests.support.fakes.sow_on_fakes")
 """What every command would import. Some import more when they run."""
 SHIM: Final = """\
 #!{python} -IS
-import json, os, signal, socket, sys
-service = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+import sys
+from _signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGINT, SIGTERM, pthread_sigmask, signal
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket
+from posix import environ, getcwdb, kill, getpid
+handed_on = (SIGINT, SIGTERM)
+pthread_sigmask(SIG_BLOCK, handed_on)  # the command may run before its id is here
+service = socket(AF_UNIX, SOCK_SEQPACKET)
 service.connect({address!r})
-wanted = {{"program": {program!r}, "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ)}}
-socket.send_fds(service, [json.dumps(wanted).encode()], [0, 1, 2])
+arguments = [word.encode(sys.getfilesystemencoding(), "surrogateescape") for word in sys.argv[1:]]
+variables = [name + b"=" + value for name, value in environ.items()]
+wanted = [{program!r}, getcwdb(), b"%d" % len(arguments), *arguments, *variables]
+files = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+service.sendmsg([b"\\0".join(wanted)], [(SOL_SOCKET, SCM_RIGHTS, files)])
 pid = int(service.recv(100))
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: os.kill(pid, number))
+for number in handed_on:
+    signal(number, lambda number, frame: kill(pid, number))
+pthread_sigmask(SIG_UNBLOCK, handed_on)
 code = int(service.recv(100) or b"1")
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
-    os.kill(os.getpid(), -code)
+    signal(-code, SIG_DFL)
+    kill(getpid(), -code)
 sys.exit(code)
 """
+"""It imports nothing that is a file: `json` and `socket` would take more time than the command."""
 
 
 class ForkedCommands:
     """Owns the process that forks. `install` makes the commands known to shells."""
 
     def __init__(self, folder: Path, paths: Sequence[str]) -> None:
-        """`folder` gets the socket: a short path. `paths` is where Python finds the packages."""
+        """`folder` gets the socket, and the programs in `programs`: a short path. `paths` is where Python finds the
+        packages."""
+        self.programs: Final = folder / "programs"
         self._address = str(folder / "commands")
         ours, theirs = socket.socketpair()
         self._alive = ours
@@ -64,12 +87,18 @@ class ForkedCommands:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__)), *map(str, descriptors)], env=environment, pass_fds=descriptors
             )
+        self.programs.mkdir()
+        self.install(self.programs)
 
     def install(self, folder: Path) -> None:
         """Writes the programs into a folder, for PATH."""
         for program in MODULES:
             path = folder / program
-            path.write_text(SHIM.format(python=sys.executable, address=self._address, program=program))
+            if MEASURED:
+                paths = os.pathsep.join(PATHS)
+                path.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m {MODULES[program]} "$@"\n')
+            else:
+                path.write_text(SHIM.format(python=sys.executable, address=self._address, program=program.encode()))
             path.chmod(0o755)
 
     def __enter__(self) -> Self:
@@ -78,8 +107,28 @@ class ForkedCommands:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all commands."""
         self._alive.close()
         self._process.wait()
+
+
+@cache
+def commands() -> ForkedCommands:
+    """The one of this process, for all of its tests."""
+    # The path of a socket has at most 107 bytes, and those of pytest may be longer.
+    folder = tempfile.TemporaryDirectory(prefix="sow-commands-")
+    made = ForkedCommands(Path(folder.name), PATHS)
+    atexit.register(folder.cleanup)
+    atexit.register(made.close)
+    return made
+
+
+def sow() -> str:
+    """The program `sow`, by fork, to start in place of `python -m sow_cli`."""
+    return str(commands().programs / "sow")
 
 
 # -- in the process that forks ----------------------------------------------------------------------------------------
@@ -99,7 +148,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     callers: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listener, alive, ended], [], [])
+        ready, _, _ = select.select([listener, alive, ended, *callers.values()], [], [])
         if alive in ready:
             break
         if ended in ready:
@@ -109,6 +158,9 @@ def main() -> None:
                 if found:
                     with callers.pop(pid) as caller:
                         _tell(caller, os.waitstatus_to_exitcode(status))
+        for pid, caller in callers.items():
+            if caller in ready:
+                os.kill(pid, signal.SIGKILL)  # the program in its place was killed [3]
         if listener in ready:
             caller, _ = listener.accept()
             message, files, _, _ = socket.recv_fds(caller, MESSAGE_BYTES_MAX, 3)
@@ -117,7 +169,7 @@ def main() -> None:
                 signal.set_wakeup_fd(-1)
                 for opened in (listener, alive, ended, wake, caller, *callers.values()):
                     opened.close()
-                _run(json.loads(message), files)
+                _run(message, files)
             for file in files:
                 os.close(file)
             callers[pid] = caller
@@ -133,20 +185,21 @@ def _tell(caller: socket.socket, number: int) -> None:
         pass  # its shell was killed
 
 
-def _run(wanted: dict[str, object], files: list[int]) -> NoReturn:
+def _run(message: bytes, files: list[int]) -> NoReturn:
     code = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.chdir(str(wanted["folder"]))
+        program, folder, count, *words = message.split(b"\0")
+        variables = words[int(count) :]
+        os.chdir(folder)
         os.environ.clear()
-        os.environ.update(wanted["environment"])  # type: ignore[call-overload]  # the JSON of a mapping
+        os.environ.update(os.fsdecode(variable).split("=", 1) for variable in variables)  # type: ignore[misc]  # pairs
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
         _open_standard_files()
-        program = str(wanted["program"])
-        sys.argv = [program, *wanted["arguments"]]  # type: ignore[misc]  # the JSON of a list
-        code = importlib.import_module(MODULES[program]).main() or 0
+        sys.argv = [program.decode(), *map(os.fsdecode, words[: int(count)])]
+        code = importlib.import_module(MODULES[sys.argv[0]]).main() or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:  # as the interpreter would

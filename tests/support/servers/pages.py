@@ -32,12 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.support.servers.forked_commands import ForkedCommands
+from tests.support.servers.forked_commands import PATHS, ForkedCommands
 from tests.support.servers.server import ROOT, START_SECONDS, STOP_SECONDS, free_port, until
 
 SECONDS_MAX: Final = 120.0
 MODULES: Final = {"sow": "-m sow_cli", "sow-server": "-m sow_server", "python": ""}
-PATHS: Final = (str(ROOT), *(str(ROOT / name) for name in ("proto", "clients", "replication", "spark_connector")))
 FENCE: Final = re.compile(r'^( *)```(\w+)(?: title="([^"]*)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 FILE: Final = re.compile(r"# ([\w./-]+\.(?:toml|py))(?:\s|,|$)")
 SECOND: Final = "# in a second terminal"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Final
 
 import pexpect
 import pyte
+
+from tests.support.servers.forked_commands import sow
 
 ROOT: Final = Path(__file__).parents[3]
 SECONDS_MAX: Final = 30.0
@@ -92,4 +93,4 @@ class OnScreen:
 
 def sow_on_screen(*arguments: str, variables: Mapping[str, str]) -> OnScreen:
     """The command `sow` on a terminal."""
-    return OnScreen(sys.executable, ["-m", "sow_cli", *arguments], variables)
+    return OnScreen(sow(), arguments, variables)

@@ -1,4 +1,4 @@
-"""`sow` in a process of its own, against the fake client, on a pseudo-terminal or a pipe."""
+"""`sow` in a process of its own, by fork, against the fake client, on a pseudo-terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -8,43 +8,24 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support.servers.forked_commands import commands
+
 SECONDS_MAX = 30.0
-# It waits in short steps: a signal that comes just before the system call would be seen only after it.
-PROGRAM = """
-import sys, time
-from sow_cli.command import sow
-from tests.support.fakes.fake_client import FakeClient
-client = FakeClient()
-client.add("orders", records=[{"id": one, "text": "x" * 100} for one in range(3)])
-from tests.support.fakes.fake_results import Row
-client.add("hostile").rows["\\x1b[2J"] = Row('{"id":"\\x7f\\x9b31m"}'.encode(), 1, None, 1)
-client.add("many", records=[{"id": one, "text": "x" * 1000} for one in range(3000)])
-def status():
-    print("waiting", file=sys.stderr, flush=True)
-    while True:
-        time.sleep(0.05)
-client.status = status
-sow(prog_name="sow", obj=lambda session: client)
-"""
+FAKES = "sow-on-fakes"
+"""The command on the fake client (`tests.support.fakes.sow_on_fakes`)."""
+REAL = "sow"
+"""The command as it is, for a server."""
 
 
-REAL = "from sow_cli.command import sow; sow(prog_name='sow')"
-"""The command as it is, for a server; in place of PROGRAM."""
-
-
-def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = PROGRAM) -> subprocess.Popen[bytes]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])
+def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = FAKES) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [str(commands().programs / program), *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=os.environ | {"PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
         start_new_session=True,
     )
 
@@ -52,7 +33,7 @@ def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = 
 class Terminal:
     """The other end of the pseudo-terminal that a process runs on."""
 
-    def __init__(self, *arguments: str, program: str = PROGRAM) -> None:
+    def __init__(self, *arguments: str, program: str = FAKES) -> None:
         self._end, other = pty.openpty()
         self.process = start(*arguments, stdin=other, stdout=other, stderr=other, program=program)
         os.close(other)
