@@ -1,6 +1,8 @@
-"""The commands `sow` and `sow-server` for shells, by fork: a process that has imported them forks one for each call.
+"""Commands by fork, for shells and for Spark: a process that has imported what they import forks one for each call.
 
 A page of the documentation has dozens of commands, and a new interpreter for each would import for 0.3 s of CPU time.
+Spark starts a new interpreter for each stream of a query, and for each kind of a query's plans, batches and commits. It
+imports for 0.7 s: also what Spark ships as sources only, which it compiles each time.
 
     [1]  A forked command is a process of its own, with the arguments, folder, environment and open files of the caller.
     [2]  The program that a shell starts in its place ends with its exit code, and hands on SIGINT and SIGTERM.
@@ -15,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -28,6 +31,8 @@ from typing import Final, NoReturn, Self
 
 MESSAGE_BYTES_MAX: Final = 200_000
 MODULES: Final = {"sow": "sow_cli.__main__", "sow-server": "sow_server.__main__"}
+PYTHON: Final = "python"
+"""A program that is called with `-m MODULE` or `-c TEXT`, and arguments."""
 IMPORTED: Final = ("sow_cli.command", "sow_server.app")
 """What every command would import. Some import more when they run."""
 SHIM: Final = """\
@@ -51,7 +56,7 @@ sys.exit(code)
 class ForkedCommands:
     """Owns the process that forks. `install` makes the commands known to shells."""
 
-    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+    def __init__(self, folder: Path, paths: Sequence[str], imported: Sequence[str] = IMPORTED) -> None:
         """`folder` gets the socket: a short path. `paths` is where Python finds the packages."""
         self._address = str(folder / "commands")
         ours, theirs = socket.socketpair()
@@ -62,12 +67,14 @@ class ForkedCommands:
             listener.listen(16)
             descriptors = [listener.fileno(), theirs.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__)), *map(str, descriptors)], env=environment, pass_fds=descriptors
+                [sys.executable, str(Path(__file__)), *map(str, descriptors), *imported],
+                env=environment,
+                pass_fds=descriptors,
             )
 
-    def install(self, folder: Path) -> None:
+    def install(self, folder: Path, programs: Sequence[str] = tuple(MODULES)) -> None:
         """Writes the programs into a folder, for PATH."""
-        for program in MODULES:
+        for program in programs:
             path = folder / program
             path.write_text(SHIM.format(python=sys.executable, address=self._address, program=program))
             path.chmod(0o755)
@@ -89,7 +96,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     alive = socket.socket(fileno=int(sys.argv[2]))
     del sys.path[0]  # this folder, whose modules nobody imports by their bare names
-    for name in IMPORTED:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here already is not visited, nor its pages copied, by a collection in a command
@@ -146,7 +153,17 @@ def _run(wanted: dict[str, object], files: list[int]) -> NoReturn:
         _open_standard_files()
         program = str(wanted["program"])
         sys.argv = [program, *wanted["arguments"]]  # type: ignore[misc]  # the JSON of a list
-        code = importlib.import_module(MODULES[program]).main() or 0
+        if program == PYTHON:
+            _, option, text, *arguments = sys.argv
+            sys.argv = [option, *arguments]
+            if option == "-m":
+                sys.modules.pop(text, None)  # where another module has imported it, runpy would warn
+                runpy.run_module(text, run_name="__main__", alter_sys=True)
+            else:
+                exec(text, {"__name__": "__main__"})
+            code = 0
+        else:
+            code = importlib.import_module(MODULES[program]).main() or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:  # as the interpreter would
