@@ -295,11 +295,12 @@ def _children(parent: int) -> list[int]:
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:
     """Waits until `condition` holds; fails after `seconds`, saying that it waited for `what`."""
-    give_up = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > give_up:
+        waited = time.monotonic() - began
+        if waited > seconds:
             raise AssertionError(f"waited {seconds:g} s for {what}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, waited / 10), 0.05))  # a condition is often a call of a server
 
 
 def reason_of(call: Callable[[], object]) -> str:
