@@ -23,11 +23,11 @@ def judge(plan: Plan, folder: Path) -> None:
 
 
 def test_a_mesh_with_damaged_and_refused_links_and_kills_keeps_the_guarantees(tmp_path: Path) -> None:
-    judge(Plan(101, "mesh", 60 * SECOND, False, True, 1.5, ("damage", "refuse", "kill"), "a"), tmp_path)
+    judge(Plan(101, "mesh", 60 * SECOND, False, True, 1.2, ("damage", "refuse", "kill"), "a"), tmp_path)
 
 
 def test_a_line_in_which_an_instance_loses_its_data_keeps_replicated_writes(tmp_path: Path) -> None:
-    judge(Plan(102, "line", 0, True, True, 1.5, ("wipe", "cut", "stop"), "a"), tmp_path)
+    judge(Plan(102, "line", 0, True, True, 1.2, ("wipe", "cut", "stop"), "a"), tmp_path)
 
 
 @pytest.mark.long
