@@ -57,16 +57,16 @@ def go_on_again_and_again(folder: Path, seed: int, rounds: int) -> None:
         with loads(cluster, seed) as running:
             for _ in range(rounds):
                 for load in running:
-                    load.await_more(50)
+                    load.await_more(20)
                 await_marks(cluster, reader, of=other)
                 cluster[at].server.kill9()
-                next(load for load in running if load.instance.name == other).await_more(50)
+                next(load for load in running if load.instance.name == other).await_more(20)
                 bookmark = reader.end()
                 reader = Reader(cluster[other].client.subscribe("orders", oof=True, start=bookmark), view)
                 cluster[at].server.start()
                 at, other = other, at
             for load in running:
-                load.await_more(50)
+                load.await_more(20)
         cluster.await_streaming()
         there = cluster[at].client
         until(lambda: reader.subscription.covers, WAIT_SECONDS, "everything has come")

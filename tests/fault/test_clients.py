@@ -27,7 +27,7 @@ OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.use_local_subchannel_pool", 1),  # a connection for each channel, as from as many machines
 )
-BIG_RECORDS: Final = 20_000
+BIG_RECORDS: Final = 2_500
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def big(server: ServerProcess) -> str:
-    """A topic of 20 MB."""
+    """A topic of 10 MB."""
     with server.client() as client, client.publisher("big", durability="buffered") as publisher:
         for number in range(BIG_RECORDS):
-            publisher.publish({"n": number, "pad": "x" * 1000}, key=str(number))
+            publisher.publish({"n": number, "pad": "x" * 4000}, key=str(number))
     with server.client() as client:
         assert len(list(client.query("big"))) == BIG_RECORDS  # warm: its cost does not count as the stopped readers'
     return "big"
@@ -104,7 +104,7 @@ def assert_recovers(server: ServerProcess, *, sockets: int, resident_bytes: int)
         assert client.count("probe") == 1
 
 
-@pytest.mark.parametrize("readers", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("readers", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_readers_that_stop_reading_cost_a_few_batches_each(server: ServerProcess, big: str, readers: int) -> None:
     sockets = server.sockets
     opened = channels(server, readers)
@@ -142,7 +142,7 @@ def test_a_publisher_that_never_reads_its_acknowledgements_is_slowed_down(server
     opened = channels(server, 4)
     with Watch(server) as watch:
         calls = [sow_pb2_grpc.SowServiceStub(channel).PublishStream(requests()) for channel in opened]
-        time.sleep(4)
+        time.sleep(1)
         stop.set()
     assert sent > 4
     watch.check(growth_mib=700)  # the queue, and what RocksDB buffers
@@ -159,7 +159,7 @@ import grpc, itertools
 address = sys.argv[1]
 channel = grpc.insecure_channel(address)
 stub = sow_pb2_grpc.SowServiceStub(channel)
-queries = [stub.Query(sow_pb2.QueryRequest(topic="big")) for _ in range(10)]
+queries = [stub.Query(sow_pb2.QueryRequest(topic="big")) for _ in range(5)]
 for query in queries:
     next(query)
 deletes = stub.SowDelete(sow_pb2.SowDeleteRequest(topic="doomed", all=True))
@@ -180,7 +180,7 @@ def test_killed_clients_leave_only_acknowledged_changes_behind(server: ServerPro
     script = tmp_path / "vanishing.py"
     script.write_text(VANISHING)
     acknowledged = []
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen([sys.executable, str(script), server.address], stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
@@ -205,7 +205,7 @@ def test_a_flood_of_large_publishes_is_refused_in_part_and_passes(server: Server
     payload = b'{"pad":"' + b"x" * (MIB - 100) + b'"}'
     requests = [
         sow_pb2.PublishRequest(topic="flood", records=[sow_pb2.PublishRecord(key=str(n % 20), payload=payload)])
-        for n in range(200)
+        for n in range(100)
     ]
     opened = channels(server, 6)
     stubs = [sow_pb2_grpc.SowServiceStub(channel) for channel in opened]
@@ -215,9 +215,9 @@ def test_a_flood_of_large_publishes_is_refused_in_part_and_passes(server: Server
     codes = Counter(call.code() for call in calls)
     assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes
     assert codes[grpc.StatusCode.OK] > 60, "at least what fits into the queue"
-    watch.check(growth_mib=1400)
+    watch.check(growth_mib=700)
     close(opened)
-    assert_recovers(server, sockets=sockets, resident_bytes=watch.before + 500 * MIB)
+    assert_recovers(server, sockets=sockets, resident_bytes=watch.before + 250 * MIB)
     with server.client() as client:
         assert client.count("flood") == 20
 
@@ -228,16 +228,18 @@ def test_calls_beyond_the_limit_are_refused_and_do_no_harm(tmp_path: Path) -> No
             for number in range(5000):
                 publisher.publish({"n": number, "pad": "x" * 1000}, key=str(number))
         opened = channels(server, 40)
-        calls = [sow_pb2_grpc.SowServiceStub(channel).Query(sow_pb2.QueryRequest(topic="big")) for channel in opened]
-        served = refused = 0
-        for call in calls:
+        stubs = [sow_pb2_grpc.SowServiceStub(channel) for channel in opened]
+        within = [stub.Query(sow_pb2.QueryRequest(topic="big")) for stub in stubs[:10]]
+        for call in within:
+            next(call)  # it is served, and goes on
+        beyond = [stub.Query(sow_pb2.QueryRequest(topic="big")) for stub in stubs[10:]]
+        refused = 0
+        for call in beyond:
             try:
                 next(call)
-                served += 1
             except grpc.RpcError:
                 assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 refused += 1
-        assert served >= 10
         assert refused >= 10
         close(opened)
         with server.client() as client:

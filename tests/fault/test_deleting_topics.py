@@ -27,6 +27,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import declared_of
+from tests.support.oracles.examples import examples
 from tests.support.stores.stores import SECOND, Rig
 from tests.support.stores.subscribers import Follower, Subscribers
 
@@ -34,7 +35,7 @@ SETTINGS = TopicSettings(expiration=Expiration.ENABLED, index=("/n",), dead_lett
 PLAIN = TopicSettings(expiration=Expiration.ENABLED)
 STEPS = ("delete", "prune", "sweep", "publish", "subscribe", "rewind")
 TTL = 10 * SECOND
-ROUNDS = 40
+ROUNDS = examples(80)
 ORDERS_STEP = 7
 """Of the 720 orders every n-th: each step comes before and after each other."""
 

@@ -32,7 +32,7 @@ listen = "127.0.0.1:0"
 [topics.kept]
 """
 SMALL: Final = CONFIG + '[storage]\nmemtable = "1MiB"\nother_memtable = "1MiB"\n'
-DOCUMENT: Final = {"pad": "x" * 4000}
+DOCUMENT: Final = {"pad": "x" * 20_000}
 
 
 # --- a full disk -----------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ def test_when_a_file_may_not_grow_writes_are_refused_and_reads_go_on(tmp_path: P
             client.publish("kept", DOCUMENT | {"n": 0}, key="0")
             largest = max(path.stat().st_size for path in server.data.rglob("*") if path.is_file())
             _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (largest + 1_000_000, hard))
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (largest + 4_500_000, hard))
             acknowledged, error = fill(client, durability=durability)
             assert acknowledged > 100
             assert isinstance(error, ResourceExhausted)
@@ -312,7 +312,7 @@ def test_damage_that_shows_later_is_an_error_and_never_a_gap(tmp_path: Path, dat
         with server.client() as client:
             got, lost = 0, 0
             reasons: set[str] = set()
-            for number in range(3_300):
+            for number in range(0, 3_300, 4):
                 try:
                     record = client.get("kept", str(number))
                     assert record is not None, f"{number} is silently missing"
@@ -321,8 +321,8 @@ def test_damage_that_shows_later_is_an_error_and_never_a_gap(tmp_path: Path, dat
                     reasons.add(error.reason)
                     lost += 1
             assert reasons == {"DATA_DAMAGED"}
-            assert got > 3_000
-            assert 0 < lost < 300
+            assert got > 750
+            assert 0 < lost < 75
             with pytest.raises(DataLoss) as met:
                 list(client.query("kept"))
             assert met.value.reason == "DATA_DAMAGED"

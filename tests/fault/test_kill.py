@@ -18,7 +18,7 @@ def assault(tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> Iterat
 
 
 def test_a_killed_server_loses_no_acknowledged_change_and_shows_no_expired_record(assault: Assault) -> None:
-    assault.rounds(10)
+    assault.rounds(5)
 
 
 @pytest.mark.long

@@ -80,18 +80,18 @@ def test_a_stager_goes_on_with_a_server_that_came_back(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, CONFIG) as server, server.client() as client:
         client.publish("t", {"id": 1, "kind": "old"})
         load = client.open_load("t")
-        rows = documents(range(40_000), "new")
+        rows = documents(range(20_000), "new")
         with client.stage_load(load.id, 0, 1) as stager:
             for start in range(0, len(rows), 1000):
                 stager.stage(rows[start : start + 1000])
-                if start in (5_000, 20_000):
+                if start in (5_000, 10_000):
                     server.kill9()
                     server.start()
         assert stager.staged == len(rows)
         assert content(client) == {1: "old"}
         *_, last = client.commit_load(load.id, [stager.part()])
         assert last.figures.applied == len(rows)
-        assert content(client) == dict.fromkeys(range(40_000), "new")
+        assert content(client) == dict.fromkeys(range(20_000), "new")
 
 
 def test_a_load_that_is_aborted_leaves_the_topic_as_it_was(tmp_path: Path) -> None:

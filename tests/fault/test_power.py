@@ -49,7 +49,7 @@ def cut(tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> Callable[[
 
 
 def test_writes_acknowledged_as_on_disk_survive_a_power_cut(cut: Callable[..., None]) -> None:
-    cut(4)
+    cut(3)
 
 
 @pytest.mark.parametrize("plant", [acknowledge_before_the_sync, flush_without_syncing])

@@ -16,7 +16,7 @@ __all__ = ["pair"]  # a fixture
 
 
 def test_links_that_are_cut_in_the_middle_of_messages_go_on_where_they_were(pair: Cluster, seed: int) -> None:
-    cut_again_and_again(pair, seed, rounds=12)
+    cut_again_and_again(pair, seed, rounds=6)
 
 
 @pytest.mark.long
@@ -74,7 +74,7 @@ def test_a_link_that_passes_nothing_is_given_up_and_comes_back(pair: Cluster, se
 
 
 def test_damaged_bytes_are_never_applied_and_the_link_comes_back(pair: Cluster, seed: int) -> None:
-    damage_again_and_again(pair, seed, rounds=8)
+    damage_again_and_again(pair, seed, rounds=4)
 
 
 @pytest.mark.long

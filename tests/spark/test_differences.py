@@ -146,8 +146,6 @@ def test_columns_may_have_any_name(spark: SparkSession, server: ServerProcess, c
         assert [tuple(row) for row in found.rows.collect()] == [(*ones, "different", ["v"], (3,), (2,))]
     with sow_spark.diff(lake, "named", options=options) as found:
         assert [tuple(row) for row in found.rows.collect()] == [("a", "different", ["v"], (*ones, 3), (*ones, 2))]
-    with sow_spark.diff(lake, "named", on=["columns"], options=options) as found:
-        assert [tuple(row) for row in found.rows.collect()] == [(1, "different", ["v"], (*ones[1:], 3), (*ones[1:], 2))]
 
 
 def test_keys_that_are_null_meet(spark: SparkSession, server: ServerProcess, client: Client) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ from examples.spark.load_flights import KEY
 from sow_client import Client
 from tests.support.servers.server import DYNAMIC, ServerProcess
 
-FLIGHTS = 1_500
+FLIGHTS = 1_000
 
 Table = dict[str, tuple[int, float | None]]
 """Version and delay of each flight."""
@@ -210,7 +209,7 @@ def test_a_topic_that_was_made_again_is_not_merged_into_the_rows_of_the_former_o
 
     def make(*carriers: str) -> None:
         client.create_topic("remade", key=[f"/{name}" for name in KEY], expiration="enabled")
-        documents = [fields(json.loads(flight.document)) for flight in read_flights(3)]
+        documents = [fields(one.data) for one in client.query("flights", top_n=3)]
         client.publish_many("remade", [one | {"carrier": carrier} for one in documents for carrier in carriers])
 
     make("A", "B")

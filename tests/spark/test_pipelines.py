@@ -22,7 +22,7 @@ from examples.spark.snapshot import PIN, snapshot
 from sow_client import Client, Record
 from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 
-ROWS = 5_000
+ROWS = 1_000
 MINUTES = 60
 
 

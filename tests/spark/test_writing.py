@@ -225,7 +225,7 @@ def test_a_task_that_fails_half_way_is_retried_whole(
     assert client.count("orders") == 30_000
 
 
-def plan_and_writing(server: ServerProcess, **options: str) -> Callable[..., Written]:
+def plan_and_writing(server: ServerProcess, **options: object) -> Callable[..., Written]:
     """Publishes numbers, without Spark, as attempts at one partition."""
     writing = Writing(Connecting(server.address), "orders", **options)  # type: ignore[arg-type]  # keywords of several types
     plan = plan_rows(StructType([StructField("id", IntegerType())]), writing, TopicFacts("json", keyed=True))
@@ -243,22 +243,22 @@ def test_a_newer_attempt_fences_the_older_one(
     """given an attempt that has published half / when another publishes all, in another order / then the first fails,
     every row is there, and a third one changes nothing"""
     monkeypatch.setattr(writing_module, "require_whole_input", lambda: None)
-    attempt = plan_and_writing(writable)
+    attempt = plan_and_writing(writable, batch_size=100)
     second: list[Written] = []
 
     def rows_of_first() -> Iterator[list[int]]:
-        yield from ([at] for at in range(5_000))
-        second.append(attempt(iter([list(range(9_999, -1, -1))]), name="speculation"))
-        yield from ([at] for at in range(5_000, 10_000))
+        yield from ([at] for at in range(500))
+        second.append(attempt(iter([list(range(999, -1, -1))]), name="speculation"))
+        yield from ([at] for at in range(500, 1_000))
 
     with pytest.raises(SowSourceError) as caught:
         attempt(rows_of_first(), name="speculation")
     assert caught.value.reason == "PUBLISHER_FENCED"
-    assert second == [Written(0, 10_000)]
-    assert client.count("orders") == 10_000
+    assert second == [Written(0, 1_000)]
+    assert client.count("orders") == 1_000
     before = entries(client, "orders")
-    third = attempt(iter([list(range(5_000)), list(range(5_000, 10_000))]), name="speculation")
-    assert third == Written(0, 10_000, again=True)
+    third = attempt(iter([list(range(500)), list(range(500, 1_000))]), name="speculation")
+    assert third == Written(0, 1_000, again=True)
     assert entries(client, "orders") == before
 
 

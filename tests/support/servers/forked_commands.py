@@ -1,6 +1,8 @@
-"""The commands `sow` and `sow-server` for shells, by fork: a process that has imported them forks one for each call.
+"""Commands by fork, for shells and for Spark: a process that has imported what they import forks one for each call.
 
 A page of the documentation has dozens of commands, and a new interpreter for each would import for 0.3 s of CPU time.
+Spark starts a new interpreter for each stream of a query, and for each kind of a query's plans, batches and commits. It
+imports for 0.7 s: also what Spark ships as sources only, which it compiles each time.
 
     [1]  A forked command is a process of its own, with the arguments, folder, environment and open files of the caller.
     [2]  The program that a shell starts in its place ends with its exit code, and hands on SIGINT and SIGTERM.
@@ -16,6 +18,7 @@ import atexit
 import gc
 import importlib
 import os
+import runpy
 import select
 import signal
 import socket
@@ -39,6 +42,8 @@ MODULES: Final = {
     "sow-server": "sow_server.__main__",
     "sow-on-fakes": "tests.support.fakes.sow_on_fakes",
 }
+PYTHON: Final = "python"
+"""A program that is called with `-m MODULE` or `-c TEXT`, and arguments."""
 IMPORTED: Final = ("sow_cli.command", "sow_cli.records", "sow_server.app", "tests.support.fakes.sow_on_fakes")
 """What every command would import. Some import more when they run."""
 SHIM: Final = """\
@@ -72,9 +77,16 @@ sys.exit(code)
 class ForkedCommands:
     """Owns the process that forks. `install` makes the commands known to shells."""
 
-    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        paths: Sequence[str],
+        *,
+        programs: Sequence[str] = tuple(MODULES),
+        imported: Sequence[str] = IMPORTED,
+    ) -> None:
         """`folder` gets the socket, and the programs in `programs`: a short path. `paths` is where Python finds the
-        packages."""
+        packages, and `imported` what each command would import."""
         self.programs: Final = folder / "programs"
         self._address = str(folder / "commands")
         ours, theirs = socket.socketpair()
@@ -85,16 +97,20 @@ class ForkedCommands:
             listener.listen(16)
             descriptors = [listener.fileno(), theirs.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__)), *map(str, descriptors)], env=environment, pass_fds=descriptors
+                [sys.executable, str(Path(__file__)), *map(str, descriptors), *imported],
+                env=environment,
+                pass_fds=descriptors,
             )
         self.programs.mkdir()
-        self.install(self.programs)
+        self.install(self.programs, programs)
 
-    def install(self, folder: Path) -> None:
-        """Writes the programs into a folder, for PATH."""
-        for program in MODULES:
+    def install(self, folder: Path, programs: Sequence[str] = tuple(MODULES)) -> None:
+        """Writes programs into a folder, for PATH."""
+        for program in programs:
             path = folder / program
-            if MEASURED:
+            if MEASURED and program == PYTHON:
+                path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+            elif MEASURED:
                 paths = os.pathsep.join(PATHS)
                 path.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m {MODULES[program]} "$@"\n')
             else:
@@ -138,7 +154,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     alive = socket.socket(fileno=int(sys.argv[2]))
     del sys.path[0]  # this folder, whose modules nobody imports by their bare names
-    for name in IMPORTED:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is here already is not visited, nor its pages copied, by a collection in a command
@@ -199,7 +215,11 @@ def _run(message: bytes, files: list[int]) -> NoReturn:
             os.close(file)
         _open_standard_files()
         sys.argv = [program.decode(), *map(os.fsdecode, words[: int(count)])]
-        code = importlib.import_module(MODULES[sys.argv[0]]).main() or 0
+        if sys.argv[0] == PYTHON:
+            _run_python()
+            code = 0
+        else:
+            code = importlib.import_module(MODULES[sys.argv[0]]).main() or 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:  # as the interpreter would
@@ -208,6 +228,17 @@ def _run(message: bytes, files: list[int]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_python() -> None:
+    """As the interpreter does with `-m MODULE` or `-c TEXT`."""
+    _, option, text, *arguments = sys.argv
+    sys.argv = [option, *arguments]
+    if option == "-m":
+        sys.modules.pop(text, None)  # where another module has imported it, runpy would warn
+        runpy.run_module(text, run_name="__main__", alter_sys=True)
+    else:
+        exec(text, {"__name__": "__main__"})
 
 
 def _open_standard_files() -> None:
