@@ -18,6 +18,7 @@ from lark.exceptions import UnexpectedInput
 
 from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
+from sow_server.filters.expectations import unexpected
 from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parameters import Parameter, Parameters
 from sow_server.filters.printer import print_filter
@@ -81,8 +82,6 @@ def parse(text: str, parameters: Parameters = ()) -> Filter:
     try:
         tree: object = _lark().parse(text)
     except UnexpectedInput as error:
-        from sow_server.filters.expectations import unexpected  # its many patterns are for a text with a fault only
-
         _GIVEN.set(_Given(by_name, room))  # the text is parsed once more, and its values are not to count twice
         raise unexpected(error, text, _lark().parse_interactive(text)) from None
     except _Fault as fault:

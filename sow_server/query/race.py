@@ -1,6 +1,7 @@
 """Chooses among the indexes and key ranges of a plan, by reading them in turns until one ends.
 
-[1]  The way that ends first is taken. Each of the others has been read at most ten times as far by then.
+[1]  The way that ends first is taken. By then each of the others has been read at most ten times as far, or up to the
+     first of RACE_STEPS.
 [2]  The keys that a race keeps are bounded, in number and in bytes.
 """
 

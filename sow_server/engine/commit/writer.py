@@ -46,7 +46,7 @@ ASIDE_MAX: Final = 32
 
 
 class Writer:
-    """Owns the write queue and the turns of its items. Its thread is the only one that uses the committer."""
+    """Owns the write queue and the turns of its items. Its thread is the only one that writes."""
 
     def __init__(self, basis: Basis, clock: GuardedClock, *, options: WriterOptions, observer: Observer) -> None:
         self._topics = basis.topics

@@ -4,7 +4,7 @@
          too.
     [2]  The clock is looked at after a block of changes, or a piece of estimated work, and not after each filter.
 
-Pure, but for the clock. On the dispatcher's thread.
+On the dispatcher's thread.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -242,6 +244,31 @@ def test_an_error_shows_the_text_and_a_caret() -> None:
         "  /price > AND /symbol = 'IBM'\n"
         "           ^"
     )  # fmt: skip
+
+
+def test_an_error_is_told_where_no_more_files_can_be_opened() -> None:
+    """X1. What the parser expected had got a module of its own, which the first faulty filter of a process loaded while
+    its error was handled: with all its files open, a server answered that one INTERNAL."""
+    program = """
+import os, resource
+from sow_server.filters import FilterError, parse
+
+parse("/price > 9")
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+opened = []
+try:
+    while True:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    parse("/price > ")
+except FilterError as error:
+    print(str(error).splitlines()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "expected a value at 9\n", done.stderr
 
 
 def test_an_error_in_a_long_filter_of_several_lines_shows_the_place() -> None:
