@@ -54,8 +54,6 @@ class AioAcknowledger:
         """Returns once everything is acknowledged, or after `seconds`. Raises a failure."""
         acknowledgements = self._acknowledgements
         with self._lock:
-            if not acknowledgements.is_settled:
-                self._worker.start(self._run)
             self._hurried = True
             self._changed.notify_all()
             try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
@@ -92,7 +93,8 @@ def test_a_listener_on_another_thread_is_called_once_whenever_the_answer_comes()
 
 
 def beside_the_writer(tmp_path: Path, main: Callable[[Rig], Awaitable[None]]) -> list[dict[str, Any]]:
-    """Runs a test on a loop, with the writer's thread; returns the complaints of asyncio."""
+    """Runs a test on a loop, with the writer's thread; returns the complaints of asyncio, and the lines of the log about
+    answers."""
     rig = Rig(tmp_path)
     rig.create_topic("t", BINARY)
     complaints: list[dict[str, Any]] = []
@@ -108,8 +110,9 @@ def beside_the_writer(tmp_path: Path, main: Callable[[Rig], Awaitable[None]]) ->
         await asyncio.sleep(0)  # the last answers
         gc.collect()
 
-    asyncio.run(run())
-    return complaints
+    with capture_logs() as lines:
+        asyncio.run(run())
+    return complaints + [dict(line) for line in lines if line["event"] == "answer_failed"]
 
 
 def test_an_awaiter_gets_the_answer_or_the_error(tmp_path: Path) -> None:
