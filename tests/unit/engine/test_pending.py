@@ -93,7 +93,7 @@ def test_a_listener_on_another_thread_is_called_once_whenever_the_answer_comes()
 
 
 def beside_the_writer(tmp_path: Path, main: Callable[[Rig], Awaitable[None]]) -> list[dict[str, Any]]:
-    """Runs a test on a loop, with the writer's thread; returns the complaints of asyncio, and the lines of the log about
+    """Runs a test on a loop, with the writer's thread; returns the complaints of asyncio, and those of the log about
     answers."""
     rig = Rig(tmp_path)
     rig.create_topic("t", BINARY)
