@@ -50,7 +50,7 @@ class Window:
     end: bytes
     """All entries from the floor up to here were read."""
     next_due: int
-    """The time of the next entry, behind the window."""
+    """The time of the next entry, behind the window or come since."""
     at: int = 0
     """So many of them have been popped."""
     came: bytes = b""
@@ -179,8 +179,7 @@ class Sweep:
             if window.entries:
                 self.floor = window.came or window.end
                 self._left = False
-            came = unpack_i64(window.came) if window.came else NEVER
-            self.next_due = min(window.next_due, came, draft.earliest)  # at once: others read it
+            self.next_due = min(window.next_due, draft.earliest)  # at once: others read it
         self.committed(draft)
 
     def lower(self, draft: Draft) -> None:
@@ -200,8 +199,10 @@ class Sweep:
             time = i64(draft.earliest)
             if time <= self.floor[DUE]:
                 self.floor = time
-            if (window := self._window) is not None and time <= window.end[DUE]:
-                window.came = min(window.came or time, time)
+            if (window := self._window) is not None:
+                window.next_due = min(window.next_due, draft.earliest)
+                if time <= window.end[DUE]:
+                    window.came = min(window.came or time, time)
 
     def overdue(
         self,
