@@ -159,7 +159,7 @@ def test_entries_that_come_into_every_window_do_not_hold_it(tmp_path: Path, monk
         arrived = Batch()
         arrived.puts[EXPIRY][first] = b""  # of a record that has gone: the entry alone comes again
         rig.store._rocks.write(arrived)
-        draft = rig.store.writer._new_draft()
+        draft = rig.store.writer.committer.new_draft()
         draft.earliest = unpack_i64(first[DUE])
         rig.store.writer.sweep.committed(draft)
         rounds += 1
