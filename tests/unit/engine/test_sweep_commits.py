@@ -11,8 +11,10 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.rocks import EXPIRY, RECORDS, Batch
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import DUE, unpack_i64
+from sow_server.engine.values.database import Stalled
+from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, Publish
-from tests.support.stores.stores import DAY, MINUTE, SECOND, Rig
+from tests.support.stores.stores import DAY, MINUTE, SECOND, FaultyRocks, Rig
 
 
 def load(rig: Rig, topic: str, count: int, ttl: int) -> None:
@@ -22,7 +24,7 @@ def load(rig: Rig, topic: str, count: int, ttl: int) -> None:
 def scattered(rig: Rig, topic: str, count: int, *, over: int = SECOND) -> None:
     """Records whose expire times are in another order than their keys."""
     for number in range(count):
-        rig.put(topic, f"{number:03}", ttl=over + number * 7_919 % over)
+        rig.put(topic, f"{number:03}", ttl=over + number * 617_761_931 % over)
 
 
 def test_what_one_commit_removes_goes_in_the_order_of_its_times(tmp_path: Path) -> None:
@@ -168,6 +170,66 @@ def test_entries_that_come_into_every_window_do_not_hold_it(tmp_path: Path, monk
     rig.close()
 
 
+def test_a_change_of_settings_that_stalls_leaves_no_empty_window(tmp_path: Path) -> None:
+    """L9, L12: it found nothing overdue, and was refused. The next sweep reads the index anew."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(stall_patience_micros=0)))
+    rig.create_topic("orders")
+    rig.put("orders", "a", ttl=SECOND)
+    FaultyRocks(rig).writes += [Stalled("Result incomplete: Write stall")]
+    with pytest.raises(StoreError, match="nothing was written"):
+        rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    rig.time.tick(SECOND)
+    assert rig.store.sweep() == 1
+    rig.close()
+
+
+def test_a_window_is_larger_than_a_commit_by_a_bounded_factor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L14, expiry [6]: while somebody publishes, 20 entries fit into the time of a commit. One that read 20,000 of them
+    first took ten times as long."""
+    monkeypatch.setattr(expiry, "WINDOW_COMMITS", 3)
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=10)))
+    rig.create_topic("orders")
+    scattered(rig, "orders", 95)
+    rig.time.tick(2 * SECOND)
+    order = [key.decode() for key, _ in sorted(rig.stored("orders").items(), key=lambda row: row[1].expire_time_micros)]
+    rig.store.sweep()
+    expired = [key for kind, key in rig.kinds("orders") if kind == "expire"]
+    assert expired == [*sorted(order[:30]), *sorted(order[30:60]), *sorted(order[60:90]), *order[90:]]
+    rig.close()
+
+
+def test_a_bounded_count_of_overdue_records_is_not_used_up_by_what_a_window_has_popped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L16: the entries of a window stay until it is done. Near its end a count that is bounded would find next to
+    nothing, however much is overdue."""
+    monkeypatch.setattr(expiry, "WINDOW_ENTRIES", 40)
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=19)))
+    rig.create_topic("orders")
+    scattered(rig, "orders", 95)
+    rig.time.tick(2 * SECOND)
+    assert rig.store.writer.sweep_now(entries_max=20) == 38
+    assert rig.store.cuts.overdue(at_most=20, entries_max=20) == 20
+    rig.close()
+
+
+def test_the_last_commit_of_a_window_is_not_the_end_of_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L14: it visits what is left of the window. It was followed by a pause, as if nothing else were overdue."""
+    monkeypatch.setattr(expiry, "WINDOW_ENTRIES", 25)
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=20)))
+    rig.create_topic("orders")
+    load(rig, "orders", 60, SECOND)
+    rig.time.tick(SECOND)
+    stored = []
+    for _ in range(4):
+        rig.store.writer._sweep_if_due(after_answers=False)
+        stored.append(len(rig.stored("orders")))
+    assert stored == [40, 35, 15, 10]
+    rig.close()
+
+
 def test_while_somebody_publishes_one_slow_commit_of_the_sweep_halves_the_next_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,5 +252,5 @@ def test_while_somebody_publishes_one_slow_commit_of_the_sweep_halves_the_next_a
     for _ in range(8):
         writer._sweep_if_due(after_answers=False)
         rig.time.tick(200)  # the pause between commits
-    assert sizes == [20, 40, 80, 150, 150, 75, 150, 135]
+    assert sizes == [20, 40, 80, 150, 110, 75, 150, 150], "the fifth is the rest of a window"
     rig.close()
