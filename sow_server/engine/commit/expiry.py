@@ -153,7 +153,7 @@ class Sweep:
             draft.batch.ranges.append((EXPIRY, first, floor))
 
     def _decide(self, draft: Draft, topic: Topic, found: dict[bytes, bytes]) -> None:
-        """Expires the records that are due, re-arms the others. A topic at a time, in deadline order within it."""
+        """Expires the records that are due, re-arms the others. One topic at a time, in the order of its entries."""
         now = draft.now_bytes
         heads = draft.heads
         if heads and not heads.keys().isdisjoint(found):
