@@ -81,8 +81,8 @@ class SweepPace:
         """How many entries the next commit may visit."""
         return self._entries if self.busy(now) else self._options.sweep_entries_max
 
-    def swept(self, visited: int, entries_max: int, begun: int, now: int) -> None:
-        """A commit of the sweep has visited so many entries of at most `entries_max`, from `begun` to `now`."""
+    def swept(self, visited: int, begun: int, now: int, *, more: bool) -> None:
+        """A commit of the sweep has visited so many entries, from `begun` to `now`. `more`: others are overdue."""
         if visited:
             # The number of entries that fit into the time depends on the machine and on the records. A factor of two at
             # most: a commit that took long because others had the processor tells little about the next one.
@@ -90,9 +90,8 @@ class SweepPace:
             fitting = min(max(fitting, self._entries // 2), 2 * self._entries)
             self._entries = min(max(ENTRIES_MIN, fitting), self._options.sweep_entries_max)
         self._swept = now
-        if visited < entries_max:
-            # It has reached the end. A pause lets a steady trickle of expiries share commits; without it each would
-            # cost a commit.
+        if not more:
+            # A pause lets a steady trickle of expiries share commits; without it each would cost a commit.
             pause = self._options.sweep_pause_micros
         else:
             # Between commits of a long sweep the event loop gets a turn: it has answers to send, and requests to read

@@ -417,9 +417,9 @@ class Writer:
             # The event loop sends them. It would have to wait for the GIL, if the sweep had it already.
             time.sleep(self._options.sweep_busy_pause_micros / MICROS)
             now = self._clock.now_micros()
-        limit = self._pace.entries_max(now)
-        visited = self._sweep_once(limit)
-        self._pace.swept(visited, limit, now, self._clock.now_micros())
+        visited = self._sweep_once(self._pace.entries_max(now))
+        more = visited > 0 and self.sweep.next_due <= now
+        self._pace.swept(visited, now, self._clock.now_micros(), more=more)
 
     def _sweep_once(self, entries_max: int) -> int:
         draft = self.committer.new_draft()

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from sow_server.engine import background, upkeep
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.commit import mutations, publishers, puts
+from sow_server.engine.commit import expiry, mutations, publishers, puts
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.publishers import decode as decode_publisher
 from sow_server.engine.commit.requests import RequestLimits
@@ -36,7 +36,7 @@ OPTIONS = StoreOptions(
         commit_records_max=4,
         commit_merged_bytes_max=MERGED_BYTES_MAX,
         limits=RequestLimits(payload_bytes_max=PAYLOAD_BYTES_MAX),
-        sweep_entries_max=3,
+        sweep_entries_max=2,
         version_reserve_micros=40,
         sequence_reserve=10,
     ),
@@ -59,6 +59,7 @@ class StoreChecks(RuleBasedStateMachine):
         super().__init__()
         self.patches = [
             mock.patch.object(background, "REARM_CHUNK", 2),
+            mock.patch.object(expiry, "WINDOW_ENTRIES", 5),
             mock.patch.object(background, "INDEX_CHUNK", 2),
             mock.patch.object(upkeep, "PRUNE_READS", 1),
             mock.patch.object(publishers, "OUTCOMES_KEPT", OUTCOMES_KEPT),

@@ -22,16 +22,16 @@ def test_a_sweep_that_has_reached_the_end_pauses_longer_than_one_in_the_middle()
     """A trickle of expiries shares commits; between commits of a long sweep the event loop gets a turn."""
     pace, _ = a_pace()
     pace.published(NOW)
-    pace.swept(19, 20, NOW, NOW + 10)
+    pace.swept(20, NOW, NOW + 10, more=False)
     assert pace.not_before() == NOW + 10 + OPTIONS.sweep_pause_micros
-    pace.swept(20, 20, NOW, NOW + 10)
+    pace.swept(19, NOW, NOW + 10, more=True)
     assert pace.not_before() == NOW + 10 + OPTIONS.sweep_busy_pause_micros
 
 
 def test_without_publishers_a_long_sweep_does_not_pause_and_its_commits_are_large() -> None:
     pace, _ = a_pace()
     assert pace.entries_max(NOW) == OPTIONS.sweep_entries_max
-    pace.swept(1000, 1000, NOW, NOW + 10)
+    pace.swept(1000, NOW, NOW + 10, more=True)
     assert pace.not_before() == NOW + 10
     pace.published(NOW)
     assert pace.entries_max(NOW + OPTIONS.busy_window_micros - 1) == 2 * ENTRIES_MIN
@@ -41,7 +41,7 @@ def test_without_publishers_a_long_sweep_does_not_pause_and_its_commits_are_larg
 def test_the_sweep_gives_way_to_a_call_but_not_for_longer_than_its_share_allows() -> None:
     """pace [2]."""
     pace, calls = a_pace()
-    pace.swept(20, 20, NOW, NOW + 10)
+    pace.swept(20, NOW, NOW + 10, more=True)
     calls.begin()
     assert pace.not_before() == NOW + 10 + GIVE_WAY_MICROS
     calls.end()
