@@ -123,7 +123,7 @@ class Sweep:
             while True:
                 enough = due + min(bound - due, READ_MAX)
                 cursor.fill_keys(start, enough - due + 1, entries)
-                due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_time_of)
+                due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_TIME)
                 if due == bound < len(entries) and entries[due][DUE] <= draft.now_bytes:
                     bound = max(bound, min(WINDOW_ENTRIES, WINDOW_COMMITS * entries_max))
                 if due < enough or due == bound or due == len(entries):
@@ -135,7 +135,7 @@ class Sweep:
         del entries[due:]
         end = entries[-1] + b"\0" if entries else self.floor
         if due > entries_max:
-            entries.sort(key=operator.itemgetter(DUE_STORE_KEY))
+            entries.sort(key=_STORE_KEY)
         return Window(entries, end, next_due)
 
     def _clear(self, draft: Draft, window: Window, entries: list[bytes]) -> None:
@@ -281,7 +281,5 @@ class OverdueCut:
 
 
 _NEVER_BYTES: Final = i64(NEVER)
-
-
-def _time_of(entry: bytes) -> bytes:
-    return entry[DUE]
+_TIME: Final = operator.itemgetter(DUE)
+_STORE_KEY: Final = operator.itemgetter(DUE_STORE_KEY)

@@ -53,7 +53,7 @@ CALLS: Final[dict[str, int]] = {
     "engine: touch a batch": 38_163,
     "engine: delete": 177,
     "engine: delete a batch": 2_204,
-    "engine: expire a batch": 137,
+    "engine: expire a batch": 129,
     "server: publish": 264,
     "server: publish a batch by a stream": 303,
     "server: get": 89,
