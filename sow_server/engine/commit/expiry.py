@@ -11,9 +11,9 @@ entries from its floor on. For each it reads the record, in the writer's own tur
     [2]  The sweep has commits of its own, never a share of a publisher's.
     [3]  Its bound counts the entries visited, not the entries that turn out due.
     [4]  If more is overdue than fits into one commit, a window of the earliest entries is popped in the order of their
-         records' keys, in several commits: look-ups and removals in that order cost about two thirds. The floor moves
-         when the window is done, and its entries go in one range delete. After a crash they are popped again: an entry
-         whose record is gone has no effect.
+         records' keys, in several commits: look-ups and removals in that order cost about three quarters. The floor
+         moves when the window is done, and its entries go in one range delete. After a crash they are popped again: an
+         entry whose record is gone has no effect.
     [5]  An entry that comes into the range of the window meanwhile is not part of it: the next window begins there.
          Until then each commit deletes the entries that it pops, so the next window meets few of them again.
     [6]  A window is read in one turn, which a publisher may have to wait for. So it is larger than the commit that
