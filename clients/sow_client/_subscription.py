@@ -48,13 +48,15 @@ class _Reader:
         self._request = request
         self._delay = delay
         self._outcomes: SimpleQueue[sow_pb2.SubscribeResponse | SowError] = SimpleQueue()
-        self._demand: SimpleQueue[bool] = SimpleQueue()  # True: another frame is wanted; False: no more
+        self._demand: SimpleQueue[bool] = SimpleQueue()  # True: the call, then another frame is wanted; False: no more
         self._cancelled = False
         self._call: SubscribeCall | None = None
 
     def start(self) -> None:
-        """Begins. After an exception, which may come when the thread runs already, it has to be cancelled."""
+        """Begins. After an exception, which may come when the thread runs already, it has to be cancelled: then no call
+        is made, which could hold a durable when the program asks for it again."""
         _ends.StreamThread(self._run, "sow-subscription", self.cancel).start()
+        self._demand.put(True)
 
     def take(self, seconds: float | None = None) -> sow_pb2.SubscribeResponse | SowError | None:
         """Waits for the next frame, or for the error that ended the call; None: neither came in these seconds."""
@@ -77,7 +79,7 @@ class _Reader:
     def _run(self) -> None:
         outcome: SowError
         try:
-            if self._rest(self._delay):
+            if not self._demand.get() or self._rest(self._delay):
                 return
             call = self._open_call(self._request)
             self._call = call

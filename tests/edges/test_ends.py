@@ -15,8 +15,10 @@ from queue import SimpleQueue
 
 import pytest
 
+from sow.v1 import sow_pb2
 from sow_client import EARLIEST, AsyncClient, Client, _ends
 from sow_client._ends import Stream
+from sow_client._subscription import SubscribeCall, _Reader
 from tests.support.servers.server import PYTHONPATH, ROOT, ServerProcess
 
 PATHS = [str(ROOT / name) for name in ("", "proto", "clients", "replication", "spark_connector")]
@@ -238,6 +240,32 @@ def test_the_blocking_and_the_asynchronous_client_end_alike_without_a_call(serve
     with Client(server.address):
         pass
     asyncio.run(ended())
+
+
+def test_a_subscription_whose_start_was_interrupted_makes_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: its thread ran already and made the call, so its durable had a consumer when the program asked again."""
+    start = threading.Thread.start
+    threads: list[threading.Thread] = []
+    calls: list[sow_pb2.SubscribeRequest] = []
+
+    def interrupted(thread: threading.Thread) -> None:
+        threads.append(thread)
+        start(thread)
+        raise KeyboardInterrupt
+
+    def subscribe(request: sow_pb2.SubscribeRequest) -> SubscribeCall:
+        calls.append(request)
+        raise AssertionError
+
+    reader = _Reader(subscribe, sow_pb2.SubscribeRequest(), 0.0)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reader.start()
+    reader.cancel()
+    threads[0].join(30)
+
+    assert not calls
+    assert not threads[0].is_alive()
 
 
 @pytest.mark.parametrize(
