@@ -161,9 +161,9 @@ class PeerStore:
         """The versions of the records in some buckets."""
         return _translated(lambda: comparing.versions(self._cuts, self._origins, topic, buckets, wanted, now_micros))
 
-    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
+    def rows(self, topic: str, keys: Sequence[bytes], bytes_max: int | None = None) -> tuple[bytes, Sequence[str]]:
         """Records and tombstones of some keys, and the names of origins."""
-        chunk = _translated(lambda: self._replicas.reader.rows(self._topics.find(topic), keys))
+        chunk = _translated(lambda: self._replicas.reader.rows(self._topics.find(topic), keys, bytes_max))
         return chunk, self._origins.names
 
     # -- durables ---------------------------------------------------------------------------------------------------

@@ -306,8 +306,9 @@ class Comparing(Protocol):
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         """The versions of the records in some buckets, in the order of keys."""
 
-    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
-        """Records and tombstones of these keys, packed as in a seed, and the names of origins."""
+    def rows(self, topic: str, keys: Sequence[bytes], bytes_max: int | None = None) -> tuple[bytes, Sequence[str]]:
+        """Records and tombstones of these keys, packed as in a seed, and the names of origins. Raises Refused
+        RESULT_TOO_LARGE for several keys whose records have more than `bytes_max` bytes."""
 
     def check(self, topic: TopicKind) -> TopicAnswer:
         """The answer whether this instance can take a topic of another instance."""

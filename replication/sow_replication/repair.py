@@ -121,15 +121,13 @@ class Exchange:
     async def _part(self, keys: Sequence[bytes]) -> int | None:
         """Returns the size of the larger one of the two messages; None: they are too large, and nothing was done."""
         topic, name = self._kind.name, self._store.identity.name
-        chunk, origins = await at(name, self._means.run(lambda: self._store.rows(topic, keys)))
-        if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
-            return None
         wanted = replication_pb2.FetchRowsRequest(
             topic=topic,
             key=[key.decode() for key in keys],
             instance=instance_of(self._store.identity, self._store.cluster),
         )
         try:
+            chunk, origins = await at(name, self._means.run(lambda: self._store.rows(topic, keys, ROWS_BYTES_MAX)))
             theirs = await at(self._peer_name, self._peer.fetch_rows(wanted))
         except Refused as refused:
             if refused.reason == types_pb2.ERROR_REASON_RESULT_TOO_LARGE and len(keys) > 1:
@@ -169,12 +167,7 @@ async def fetch_rows(
             types_pb2.ERROR_REASON_REQUEST_TOO_LARGE, f"key: {len(keys)} keys are more than the limit of {ROWS_MAX}"
         )
     own_topic(store, request.topic)
-    chunk, origins = await run(lambda: store.rows(request.topic, keys))
-    if len(chunk) > ROWS_BYTES_MAX and len(keys) > 1:
-        raise Refused(
-            types_pb2.ERROR_REASON_RESULT_TOO_LARGE,
-            f"key: the rows of {len(keys)} keys have {len(chunk)} bytes, more than the limit of {ROWS_BYTES_MAX}",
-        )
+    chunk, origins = await run(lambda: store.rows(request.topic, keys, ROWS_BYTES_MAX))
     return replication_pb2.FetchRowsResponse(chunk=chunk, origins=origins)
 
 

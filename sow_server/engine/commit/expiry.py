@@ -18,6 +18,8 @@ entries from its floor on. For each it reads the record, in the writer's own tur
          Until then each commit deletes the entries that it pops, so the next window meets few of them again.
     [6]  A window is read in one turn, which a publisher may have to wait for. So it is larger than the commit that
          reads it by a factor that is bounded.
+    [7]  A commit holds each record about five times, as journal and batch have it, too. So it is bounded in bytes, and
+         a window in those of its keys.
 """
 
 from __future__ import annotations
@@ -37,8 +39,14 @@ from sow_server.engine.disk.rocks import EXPIRY, META, RECORDS, Cursor, Rocks
 from sow_server.engine.stored import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, EXPIRE_TIME, TOPIC, i64, unpack_i64, unpack_u32
 from sow_server.engine.values.model import NEVER
 
-READ_MAX: Final = 10_000
+READ_MAX: Final = 2000
 """Entries read at a time: a sweep without a bound must not read all the entries that are not yet due."""
+RECORDS_AT_ONCE: Final = 64
+"""Records read at a time: a commit exceeds its bound in bytes by so many at most."""
+COMMIT_BYTES: Final = 4 * 2**20
+"""The bytes of records that one commit removes ([7]): more than a thousand records usually have."""
+WINDOW_BYTES: Final = 8 * 2**20
+"""The bytes of the entries of a window ([7])."""
 WINDOW_ENTRIES: Final = 20_000
 """The entries of a window ([4]): the more, the nearer to each other are the keys of one commit, and the longer an
 overdue record may wait behind others that were due later."""
@@ -95,11 +103,10 @@ class Sweep:
         window = self._window
         if window is None or not window.entries or entries_max > WINDOW_ENTRIES:
             window = self._window = self._read(draft, entries_max)
-        entries = window.entries[window.at : window.at + entries_max]
+        entries, found = self._take(draft, window, entries_max)
         self._popped = len(entries)
         if not entries:
             return 0
-        found = draft.read([entry[DUE_STORE_KEY] for entry in entries])
         prefixes = {key[TOPIC] for key in found}
         for prefix in prefixes:
             topic = self._topics.by_id.get(unpack_u32(prefix))
@@ -113,17 +120,33 @@ class Sweep:
         self._clear(draft, window, entries)
         return len(entries)
 
+    def _take(self, draft: Draft, window: Window, entries_max: int) -> tuple[list[bytes], dict[bytes, bytes]]:
+        """The next entries of the window, and the records that they are about, within the bound of a commit ([7])."""
+        upto = min(window.at + entries_max, len(window.entries))
+        found: dict[bytes, bytes] = {}
+        at, size = window.at, 0
+        while at < upto and (size < COMMIT_BYTES or entries_max > WINDOW_ENTRIES):
+            keys = [entry[DUE_STORE_KEY] for entry in window.entries[at : min(at + RECORDS_AT_ONCE, upto)]]
+            records = draft.read(keys)
+            found.update(records)
+            at += len(keys)
+            size += sum(map(len, records.values()))
+        return window.entries[window.at : at], found
+
     def _read(self, draft: Draft, entries_max: int) -> Window:
         """The entries that are due now: in the order of their times if one commit pops them all ([4])."""
         # Entries are in the order of their times, so the ones that are not due form the tail.
         entries: list[bytes] = []
-        due, start, bound = 0, self.floor, entries_max
+        due, size, start, bound = 0, 0, self.floor, entries_max
         cursor = self._rocks.cursor(EXPIRY)
         try:
             while True:
-                enough = due + min(bound - due, READ_MAX)
+                before, enough = due, due + min(bound - due, READ_MAX)
                 cursor.fill_keys(start, enough - due + 1, entries)
                 due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_TIME)
+                size += sum(map(len, entries[before:due]))
+                if size >= WINDOW_BYTES and entries_max <= WINDOW_ENTRIES:
+                    break
                 if due == bound < len(entries) and entries[due][DUE] <= draft.now_bytes:
                     bound = max(bound, min(WINDOW_ENTRIES, WINDOW_COMMITS * entries_max))
                 if due < enough or due == bound or due == len(entries):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, PublisherPart, SeedPart
@@ -219,15 +220,29 @@ class PeerReader:
                 asked = True
                 self._commits.run(Nothing())
 
-    def rows(self, topic: Topic, record_keys: Sequence[bytes]) -> bytes:
-        """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop."""
+    def rows(self, topic: Topic, record_keys: Sequence[bytes], bytes_max: int | None = None) -> bytes:
+        """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop.
+        Raises StoreError RESULT_TOO_LARGE for several keys whose records have more than `bytes_max` bytes."""
         wanted = sorted(topic.prefix + key for key in set(record_keys))
         with self._commits.cut_lock:
             sequence = self._commits.last_sequence
-            found = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+            values = self._rocks.each(RECORDS, wanted)
+            first = next(values)  # all are of the instant of the first
             dead = list(zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True))
+        live: dict[bytes, bytes] = {}
+        size = 0
+        for key, value in zip(wanted, chain([first], values), strict=True):
+            if value is not None:
+                live[key] = value
+                size += len(key) + len(value)
+                if bytes_max is not None and size > bytes_max and len(wanted) > 1:
+                    # Before they are all read: a peer may ask for any.
+                    raise StoreError(
+                        Reason.RESULT_TOO_LARGE,
+                        f"key: the rows of {len(wanted)} keys have more bytes than the limit of {bytes_max}",
+                        field="key",
+                    )
         self._wait_for_sync(sequence)
-        live = {key: value for key, value in found.items() if value is not None}
         return pack_rows(
             list(live),
             list(live.values()),

@@ -60,6 +60,8 @@ class StoreChecks(RuleBasedStateMachine):
         self.patches = [
             mock.patch.object(background, "REARM_CHUNK", 2),
             mock.patch.object(expiry, "WINDOW_ENTRIES", 5),
+            mock.patch.object(expiry, "COMMIT_BYTES", 200),
+            mock.patch.object(expiry, "RECORDS_AT_ONCE", 1),
             mock.patch.object(background, "INDEX_CHUNK", 2),
             mock.patch.object(upkeep, "PRUNE_READS", 1),
             mock.patch.object(publishers, "OUTCOMES_KEPT", OUTCOMES_KEPT),

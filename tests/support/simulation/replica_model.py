@@ -349,7 +349,7 @@ class ModelStore(LocalStore):
     def versions(self, topic: str, buckets: int, wanted: Collection[int], now_micros: int) -> list[RecordVersion]:
         raise NotImplementedError
 
-    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
+    def rows(self, topic: str, keys: Sequence[bytes], bytes_max: int | None = None) -> tuple[bytes, Sequence[str]]:
         raise NotImplementedError
 
     def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> Counted:

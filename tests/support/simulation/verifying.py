@@ -101,9 +101,12 @@ class FakeStore:
             if zlib.crc32(key) % buckets in wanted
         ]
 
-    def rows(self, topic: str, keys: Sequence[bytes]) -> tuple[bytes, Sequence[str]]:
+    def rows(self, topic: str, keys: Sequence[bytes], bytes_max: int | None = None) -> tuple[bytes, Sequence[str]]:
         found = [(key.decode(), self.rows_of[topic][key]) for key in keys if key in self.rows_of[topic]]
-        return (json.dumps(found).encode(), sorted({row.origin for _, row in found})) if found else (b"", ())
+        chunk = json.dumps(found).encode() if found else b""
+        if bytes_max is not None and len(chunk) > bytes_max and len(keys) > 1:
+            raise Refused(types_pb2.ERROR_REASON_RESULT_TOO_LARGE, "key: too many bytes")
+        return chunk, sorted({row.origin for _, row in found})
 
     def merge_rows(self, topic: str, chunk: bytes, origins: Sequence[str], *, peer: str) -> Counted:
         if self.refuses is not None:

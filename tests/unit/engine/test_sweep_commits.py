@@ -99,6 +99,42 @@ def test_popped_entries_that_an_earlier_version_left_below_the_floor_go_with_the
     rig.close()
 
 
+def test_a_commit_of_large_records_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story, expiry [7]: 1,000 records of a megabyte were due at once, and their one commit took 5 GB."""
+    monkeypatch.setattr(expiry, "COMMIT_BYTES", 2500)
+    monkeypatch.setattr(expiry, "RECORDS_AT_ONCE", 1)
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=20)))
+    rig.create_topic("orders")
+    for number in range(10):
+        rig.put("orders", f"{number}", b"x" * 1000, ttl=SECOND + number)
+    rig.time.tick(2 * SECOND)
+    stored = []
+    while rig.store.writer.sweep_now(entries_max=1):
+        stored.append(len(rig.stored("orders")))
+    assert stored == [7, 4, 1, 0]
+    assert [key for kind, key in rig.kinds("orders") if kind == "expire"] == [str(number) for number in range(10)]
+    assert rig.rows(EXPIRY) == []
+    rig.close()
+
+
+def test_a_window_of_long_keys_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """expiry [7]: it holds the keys of its records."""
+    monkeypatch.setattr(expiry, "WINDOW_BYTES", 1000)
+    monkeypatch.setattr(expiry, "READ_MAX", 5)
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(sweep_entries_max=20)))
+    rig.create_topic("orders")
+    order = [f"{number * 7 % 30:02}{'k' * 100}" for number in range(30)]
+    for number, key in enumerate(order):
+        rig.put("orders", key, ttl=SECOND + number)
+    rig.time.tick(2 * SECOND)
+    stored = []
+    while rig.store.writer.sweep_now(entries_max=1):
+        stored.append(len(rig.stored("orders")))
+    assert stored == [20, 10, 0]
+    assert [key for kind, key in rig.kinds("orders") if kind == "expire"] == order
+    rig.close()
+
+
 def enable_without_a_sweep(rig: Rig, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Puts the entries of all records of a topic, whose times may be long past."""
     with monkeypatch.context() as held:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from sow_server.engine.commit import origins
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.layout import INSTANCE_KEY, MADE_ORDER, STATISTICS_KEY, peer_key, source_key
 from sow_server.engine.disk.mark import load, save
-from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch
+from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch, Rocks
 from sow_server.engine.pending import Pending
 from sow_server.engine.replicas import receiving, serving, sharing, sources
 from sow_server.engine.replicas.tombstones import MADE_END
@@ -73,6 +73,33 @@ def test_a_repair_gets_only_rows_that_are_durable(pair: tuple[Rig, Rig], monkeyp
     assert refused.value.reason is Reason.STORE_FAILED
     a.store.sync()
     assert a.store.replicas.reader.rows(a.topic("t"), [b"1"])
+
+
+def test_rows_for_a_peer_are_read_only_up_to_their_bound(
+    pair: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: a peer asked for a thousand records of a megabyte. All were read before the answer was found too large."""
+    a, _ = pair
+    for number in range(20):
+        a.put("t", f"{number:02}", b"x" * 1000)
+    a.store.sync()
+    rows = Rocks.each
+    taken: list[bytes | None] = []
+
+    def each(rocks: Rocks, family: str, keys: Sequence[bytes]) -> Iterator[bytes | None]:
+        for value in rows(rocks, family, keys):
+            taken.append(value)
+            yield value
+
+    monkeypatch.setattr(Rocks, "each", each)
+    keys = [f"{number:02}".encode() for number in range(20)]
+    with pytest.raises(StoreError) as refused:
+        a.store.replicas.reader.rows(a.topic("t"), keys, 2500)
+    assert (refused.value.reason, len(taken)) == (Reason.RESULT_TOO_LARGE, 3)
+    assert "the rows of 20 keys have more bytes than the limit of 2500" in str(refused.value)
+    assert a.store.replicas.reader.rows(a.topic("t"), keys[:2], 2500)
+    assert a.store.replicas.reader.rows(a.topic("t"), keys[:1], 10), "one record goes, however large"
+    a.store.replicas.reader.rows(a.topic("t"), keys)
 
 
 def test_a_peer_is_sent_only_changes_that_are_durable(pair: tuple[Rig, Rig]) -> None:
