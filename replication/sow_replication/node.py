@@ -184,8 +184,8 @@ class Node:
         if out.trouble.message:
             out.trouble.passed()
         out.gives_first = False
-        out.refusals = sender.refusals()
-        out.enter("seeding" if sender.seeding else "streaming", now)
+        out.refusals = sender.link_topics.refusals()
+        out.enter("seeding" if sender.link_topics.seeding else "streaming", now)
         self._look_at(out, now)
         self._gates.answer()
 

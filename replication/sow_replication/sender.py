@@ -148,15 +148,10 @@ class Sender:
         return self.identity is not None and self.failure is None
 
     @property
-    def seeding(self) -> bool:
-        """True if a topic is not yet seeded."""
-        return self.link_topics.seeding
-
-    @property
     def settled(self) -> int:
         """The peer has everything of this link up to this sequence. Ahead of its cursor where the changes in between
         are not for the link."""
-        if not self.streaming or self.seeding:
+        if not self.streaming or self.link_topics.seeding:
             return max(self._told, 0)
         return self._cursor if self._window.has_changes else max(self._cursor, self._sent_upto)
 
@@ -166,14 +161,6 @@ class Sender:
         if oldest := self._window.oldest_commit_micros:
             return oldest
         return next((ready.committed_micros for ready in self._ready if ready.committed_micros), 0)
-
-    def topics(self) -> list[tuple[str, TopicState, str]]:
-        """The topics with their states, and the reasons of refusals."""
-        return self.link_topics.states()
-
-    def refusals(self) -> list[str]:
-        """The topics that the peer refuses."""
-        return self.link_topics.refusals()
 
     @property
     def advanced(self) -> bool:
@@ -195,7 +182,9 @@ class Sender:
         else:
             names = self.link_topics.with_unread_seeds()
         head = self._store.head()
-        after_id = None if self.seeding or self._held is not None or self._publishers else self._publishers_after
+        after_id = (
+            None if self.link_topics.seeding or self._held is not None or self._publishers else self._publishers_after
+        )
         # Changes and seeds alternate, changes first. One read more than the window holds is ready when there is room.
         if self._held is None and head > self._read_upto and not ((names or after_id is not None) and self._seed_turn):
             self._seed_turn = True
@@ -235,7 +224,7 @@ class Sender:
             self.fail(result)
         elif isinstance(read, PublishersRead):
             assert isinstance(part, PublisherPart), "the result of this read"
-            if read.after_id == self._publishers_after and not self.seeding:
+            if read.after_id == self._publishers_after and not self.link_topics.seeding:
                 self._publishers_after = part.last_id or None
                 self._publishers = part
                 self._push_publishers()
@@ -457,7 +446,7 @@ class Sender:
         if begins or remembered.identity != identity:
             # Our changes that it has come from its earlier data, or from a link with another pattern or filter: none
             # of them counts until it is seeded ([5]).
-            self._store.acknowledged(self.peer.name, identity, 0 if begins or self.seeding else cursor)
+            self._store.acknowledged(self.peer.name, identity, 0 if begins or self.link_topics.seeding else cursor)
         self._watch_missed()
         self._tell()
         return None
@@ -478,13 +467,13 @@ class Sender:
 
     def _tell(self) -> None:
         """Tells the store the acknowledged sequence ([5])."""
-        if not self.seeding:
+        if not self.link_topics.seeding:
             sequence = min(self._cursor, self._watched_head)
             if sequence > self._told:
                 assert self.identity is not None, "it has acknowledged"
                 self._told = sequence
                 self._store.acknowledged(self.peer.name, self.identity, sequence)
-            if self._missed_mark is not None and self._told >= self._missed_mark and not self.refusals():
+            if self._missed_mark is not None and self._told >= self._missed_mark and not self.link_topics.refusals():
                 self._missed_mark = None
                 self._store.reseeded(self.peer.name)
         self._progressed(self)

@@ -474,7 +474,7 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
         b.store.writer.step()
         while (response := receiver.next_message()) is not None:
             sender.received(response)
-    assert [state for _, state, _ in sender.topics()] == [TopicState.SEEDED]
+    assert [state for _, state, _ in sender.link_topics.states()] == [TopicState.SEEDED]
     a.alter_topic("t", message_type=MessageType.JSON)
     a.put("t", "1", b"{}")
     kinds = [request.WhichOneof("message") for request in sent()]

@@ -315,7 +315,7 @@ def test_a_topic_that_is_deleted_while_it_is_seeded_is_seeded_when_it_comes_back
         pair.receiving.tick()
         pair.exchange(sender, receiver)
     assert list(pair.b.records("T")) == ["k0"]
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
     assert sender.settled == pair.a.head()
 
 
@@ -350,7 +350,7 @@ def test_acknowledgements_without_the_topic_do_not_answer_replicated_of_a_retry(
     pair.b.step()
     while (response := receiver.next_message()) is not None:
         sender.received(response)
-    assert sender.seeding
+    assert sender.link_topics.seeding
     waiting = answers_of(pair, pair.a.head())
     assert waiting == []
     pair.exchange(sender, receiver)
@@ -399,7 +399,7 @@ def test_acknowledgements_of_a_link_with_another_pattern_do_not_count() -> None:
     pair.b.step()
     while (response := receiver.next_message()) is not None:
         sender.received(response)
-    assert sender.seeding
+    assert sender.link_topics.seeding
     assert pair.a.peer("b").acknowledged == 0
     pair.exchange(sender, receiver)
     pair.sending.tick()
@@ -535,7 +535,7 @@ def test_the_end_of_a_seed_looks_at_one_topic_however_many_there_are(monkeypatch
 
     monkeypatch.setattr(pair.b, "answers", answered)
     sender, _ = pair.connect()
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
     assert looks == [31], "at Hello"
 
 
@@ -571,7 +571,7 @@ def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() 
     pair.a.step()
     sender.tick()
     pair.exchange(sender, receiver)
-    assert sender.refusals() == ["U"]
+    assert sender.link_topics.refusals() == ["U"]
     assert told == [{"T"}]
     pair.b.create("U")
     pair.b.step()
