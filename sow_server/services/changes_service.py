@@ -15,7 +15,7 @@ from sow_server.access.caller import Call, Granted
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
-from sow_server.engine.values.keys import TOPIC_NAME, check_parts
+from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters.parameters import Values
 from sow_server.query.filtering import RecordFilter, callers_filter
@@ -179,7 +179,7 @@ class ChangesService:
             raise convert.invalid(
                 "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
             )
-        check_parts(topic.settings.key, request.keys)
+        convert.check_key_parts(topic.settings.key, request.keys)
         chosen = _keys(request) or _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(

@@ -23,7 +23,6 @@ from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.keys import check_parts
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, PublishChannel
 from sow_server.engine.values.policies import NOTHING
@@ -238,7 +237,7 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
-        check_parts(granted.topic.settings.key, request.keys)
+        convert.check_key_parts(granted.topic.settings.key, request.keys)
         granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
@@ -371,7 +370,7 @@ class SowService:
         if not request.key:
             raise convert.invalid("key", "is needed")
         topic, restriction = call.topic(request.topic)
-        check_parts(topic.settings.key, [request.key], "key")
+        convert.check_key_parts(topic.settings.key, [request.key], "key")
         reading = self._reading
         upto = self._hub.position(request.upto_bookmark) if request.upto_bookmark else self._commits.last_sequence
         await self._on_disk(upto)
@@ -470,7 +469,7 @@ class SowService:
             if request.HasField("publisher"):
                 delete.publisher = convert.acting(request.publisher)
             if selection == "by_keys":
-                check_parts(topic.settings.key, request.by_keys.keys, "by_keys.keys")
+                convert.check_key_parts(topic.settings.key, request.by_keys.keys, "by_keys.keys")
                 delete.keys = list(request.by_keys.keys)
             else:
                 delete.payload = request.by_payload
