@@ -54,17 +54,21 @@ from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
+from sow_server.services.changes_service import ChangesService
 from sow_server.services.door.capacity import InFlight
 from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
+from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import ThisServer
+from sow_server.services.inspection_service import InspectionService, ThisServer
+from sow_server.services.links_service import LinksService
 from sow_server.services.load_jobs import Loading
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners
+from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
@@ -154,7 +158,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
         admission = admission_of(listener)
-        server.add_generic_rpc_handlers(tuple(handlers(of, servicer, admission) for of, servicer in own))
+        server.add_generic_rpc_handlers(tuple(handlers(of, one, admission) for of, one in own))
         server.add_generic_rpc_handlers(_standard_handlers(healthy, services, admission, reflects=config.reflects))
         if listener.links:
             server.add_generic_rpc_handlers(links.handlers(admission))
@@ -379,8 +383,8 @@ def _services(
     server: ThisServer,
     *,
     tracing: Tracing | None,
-) -> tuple[tuple[ServiceDescriptor, object], ...]:
-    """This project's own services, without those of the links."""
+) -> tuple[tuple[ServiceDescriptor, tuple[object, ...]], ...]:
+    """This project's own services with their parts, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
@@ -395,19 +399,17 @@ def _services(
         parts.positions,
         PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
-    admin = AdminService(
-        reading,
-        store.writes,
-        consumers=consumers,
-        changes=Submissions(store.reads, store.writes, links),
-        links=links,
-        readers=readers,
-        followers=followers,
-        server=server,
+    admin = (
+        AdminService(reading, store.writes, Submissions(store.reads, store.writes, links), readers),
+        DurablesService(reading, store.writes, consumers, followers, readers),
+        InspectionService(reading, store.writes, followers, readers, links, server),
+        LinksService(links),
     )
+    pieces = ReaderPieces(readers)
     idle_max = config.limits.pin_idle_ttl_max_micros
-    snapshot = SnapshotService(
-        reading, store.writes, parts.exports, hub, consumers, readers, processes, pin_idle_max=idle_max
+    snapshot = (
+        SnapshotService(reading, store.writes, parts.exports, readers, processes, pieces),
+        ChangesService(reading, store.writes, hub, consumers, pieces, pin_idle_max=idle_max),
     )
     loads = LoadService(
         store.writes,
@@ -417,11 +419,11 @@ def _services(
         dynamic_topics=config.server.dynamic_topics,
     )
     return (
-        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
-        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
+        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
+        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
-        (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
+        (access_pb2.DESCRIPTOR.services_by_name["AccessService"], (AccessService(access),)),
     )
 
 

@@ -34,7 +34,7 @@ from sow_server.services.followers import Followers
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.answering import close_after
 from sow_server.services.records.getting import Getting, LongGets
-from sow_server.services.records.positions import Positions
+from sow_server.services.records.positions import Positions, on_disk
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.records.submissions import Submissions, Submitted
@@ -373,7 +373,7 @@ class SowService:
         convert.check_key_parts(topic.settings.key, [request.key], "key")
         reading = self._reading
         upto = self._hub.position(request.upto_bookmark) if request.upto_bookmark else self._commits.last_sequence
-        await self._on_disk(upto)
+        await on_disk(self._commits, upto)
         history = History(
             reading.cuts,
             topic,
@@ -393,11 +393,6 @@ class SowService:
         if history.next_position:
             end.next_bookmark = reading.instance.bookmark(history.next_position)
         yield sow_pb2.ReadHistoryResponse(end=end)
-
-    async def _on_disk(self, sequence: int) -> None:
-        """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
-        if sequence > self._commits.synced_sequence:
-            await self._commits.barrier()
 
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
         topic = call.topic(request.topic).topic
