@@ -126,7 +126,7 @@ class Replication:
             await asyncio.wait(leaving, timeout=self.node.options.farewell_micros / SECOND)
 
     async def add(self, peer: PeerOptions, token: str) -> None:
-        """Sends to another instance from now on (node [6]). `token`: to present to it; empty: the common one."""
+        """Sends to another instance from now on (node [3]). `token`: to present to it; empty: the common one."""
         self._tokens.pop(peer.name, None)
         if token:
             self._tokens[peer.name] = token
@@ -136,7 +136,7 @@ class Replication:
             self._dial(out)
 
     async def remove(self, name: str) -> None:
-        """Ends the links with an instance (node [6])."""
+        """Ends the links with an instance (node [3])."""
         self.node.remove(name)
         self._tokens.pop(name, None)
         await self._hang_up(name)
@@ -149,11 +149,11 @@ class Replication:
 
     def sync_peers(self, topic: str) -> int:
         """The number of sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
-        return self.node.sync_peers(topic)
+        return self.node.gates.sync_peers(topic)
 
     async def replicated(self, topic: str, sequence: int) -> None:
         """Returns once the sync peers have the sequence. Raises Refused (REPLICATION_UNAVAILABLE)."""
-        await self.node.replicated(topic, sequence)
+        await self.node.gates.replicated(topic, sequence)
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
         """The current state of the links."""
