@@ -64,7 +64,7 @@ from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
-from sow_server.services.load_jobs import Loading
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners
@@ -147,13 +147,13 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
-    loading = Loading(store.reads, store.writes, parts.admission, readers)
+    load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, tail, metrics)
-    own = _services(parts, links, loading, readers, processes, config, access, server, tracing=tracing)
+    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -169,8 +169,8 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     access.start()
     timers.start()
     running.callback(timers.stop)
-    loading.start()
-    running.push_async_callback(loading.stop)
+    load_jobs.start()
+    running.push_async_callback(load_jobs.stop)
     await listeners.start()
     running.push_async_callback(listeners.stop, config.server.stop_grace_micros / MICROS)
     await links.start(metrics.links_are)
@@ -375,7 +375,7 @@ def _admissions(
 def _services(
     parts: _Parts,
     links: InstanceLinks,
-    loading: Loading,
+    load_jobs: LoadJobs,
     readers: Executor,
     processes: ReaderProcesses,
     config: Config,
@@ -413,7 +413,7 @@ def _services(
     )
     loads = LoadService(
         store.writes,
-        loading,
+        load_jobs,
         readers,
         store.limits,
         dynamic_topics=config.server.dynamic_topics,

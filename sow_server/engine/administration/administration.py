@@ -13,7 +13,7 @@ from sow_server.engine.administration.altering import AlterTopic, ReleaseTopic
 from sow_server.engine.administration.creating import TopicCreation
 from sow_server.engine.administration.deleting import DeleteTopic, DeleteUnused
 from sow_server.engine.administration.parts import Parts
-from sow_server.engine.administration.policies import DeletePolicy, NewPolicies, SetPolicy
+from sow_server.engine.administration.policy_changes import DeletePolicy, NewPolicies, SetPolicy
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.pending import Pending

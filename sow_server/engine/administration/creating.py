@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sow_server.engine.background import Background
 from sow_server.engine.catalog.indexes import NO_INDEXES, altered
-from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.policies_in_force import PoliciesInForce
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
 from sow_server.engine.catalog.topics import Declaration, Topic, Topics, check_name, check_settings
 from sow_server.engine.commit import letter_copies, letter_posting

@@ -28,7 +28,7 @@ from google.protobuf.message_factory import GetMessageClass
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call, CallTrace
 from sow_server.access.credentials import NO_CLAIM, Asked, Shown
-from sow_server.access.failures import host_of
+from sow_server.access.failed_attempts import host_of
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.database import Damaged, RocksError

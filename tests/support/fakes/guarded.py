@@ -41,7 +41,7 @@ from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
-from sow_server.services.load_jobs import Loading
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
@@ -148,7 +148,7 @@ class GuardedParts:
             ChangesService(reading, store.writes, hub, consumers, pieces),
         )
         admission = Admission(store.reads, store.writes)
-        loading = Loading(store.reads, store.writes, admission, readers)
+        loading = LoadJobs(store.reads, store.writes, admission, readers)
         loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
         parts: dict[str, tuple[object, ...]] = {
             "SowService": (sow,),

@@ -19,7 +19,7 @@ from sow.v1 import sow_pb2
 from sow_server.access.authorizer import Listener
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Tokens
-from sow_server.access.failures import PER_MINUTE, WAIT_SECONDS
+from sow_server.access.failed_attempts import PER_MINUTE, WAIT_SECONDS
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.door.capacity import InFlight

@@ -25,7 +25,7 @@ from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch, Rocks
 from sow_server.engine.pending import Pending
 from sow_server.engine.replicas import receiving, serving, sharing, sources
-from sow_server.engine.replicas.tombstones import MADE_END
+from sow_server.engine.replicas.tombstone_purge import MADE_END
 from sow_server.engine.stored import Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
