@@ -159,26 +159,28 @@ class Replication:
         """The current state of the links."""
         return status(self.node)
 
-    async def verify(
+    def verify(
         self, request: admin_pb2.VerifyReplicationRequest
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         """Compares with a peer. Raises Refused."""
-        async with self._compared(request.peer) as (peer, kinds, means):
-            async with aclosing(verify(self.node.store, peer, kinds, request, means=means)) as found:
-                async for response in found:
-                    yield response
+        store = self.node.store
+        return self._comparing(
+            request.peer, lambda peer, kinds, means: verify(store, peer, kinds, request, means=means)
+        )
 
-    async def repair(
+    def repair(
         self, request: admin_pb2.RepairReplicationRequest
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         """Repairs the differences to a peer. Raises Refused."""
-        async with self._compared(request.peer) as (peer, kinds, means):
-            async with aclosing(repair(self.node.store, peer, kinds, request, means=means)) as found:
-                async for response in found:
-                    yield response
+        store = self.node.store
+        return self._comparing(
+            request.peer, lambda peer, kinds, means: repair(store, peer, kinds, request, means=means)
+        )
 
-    @contextlib.asynccontextmanager
-    async def _compared(self, name: str) -> AsyncIterator[tuple[Calls, list[TopicKind], Means]]:
+    async def _comparing(
+        self, name: str, compare: Callable[[Calls, list[TopicKind], Means], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        """The responses of a comparison with a peer, over a channel of its own."""
         out = self.node.outgoing.get(name)
         if out is None:
             raise Refused(types_pb2.ERROR_REASON_PEER_NOT_FOUND, f"peer: no peer {name[:200]!r} is configured")
@@ -190,7 +192,9 @@ class Replication:
         )
         async with self._channel(out.peer) as channel:
             calls = Calls(self._stub(channel), out.peer.address, self._metadata(name))
-            yield calls, self.node.store.topics(out.peer.topics), means
+            async with aclosing(compare(calls, self.node.store.topics(out.peer.topics), means)) as responses:
+                async for response in responses:
+                    yield response
 
     def _stub(self, channel: grpc.aio.Channel) -> Stub:
         stub: Stub = replication_pb2_grpc.ReplicationServiceStub(channel)
