@@ -74,7 +74,7 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a record is applied (rule P3)."""
+    """The condition under which a record is applied (rule P3)."""
 
     absent: bool
     present: bool

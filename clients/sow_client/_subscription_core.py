@@ -112,7 +112,7 @@ class SubscriptionCore:
         return self._covers or ";h=" not in self._marks
 
     def described(self, kind: type, *, closed: bool) -> str:
-        """For the repr of its subscription."""
+        """The repr of its subscription."""
         request = self._request
         named = {"durable": request.durable.name, "filter": request.filter, "bookmark": self.bookmark}
         told = [
@@ -308,8 +308,8 @@ class SubscriptionBase(_process.Owned):
 
     @property
     def bookmark(self) -> str | None:
-        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
-        then; None while there is no such place: before the first frame and inside a snapshot."""
+        """The bookmark at which another subscription may start to go on after the last change handed out, or after the
+        quiet time since then. None while there is no such place: before the first frame and inside a snapshot."""
         return self._core.bookmark
 
     @property

@@ -56,7 +56,7 @@ class Node:
         """Gets the events for the log."""
 
     def _observed(self, event: str, fields: dict[str, object]) -> None:
-        """Whatever `observe` is by now."""
+        """Calls `observe` as it is by now."""
         self.observe(event, fields)
 
     # -- sending links ----------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Node:
     # -- time -------------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """To be called after durable commits."""
+        """Lets the links read on. To be called after durable commits."""
         for out in self.outgoing.values():
             if out.sender is not None:
                 out.sender.wake()
@@ -336,7 +336,7 @@ class Node:
             machine.fail(why)
 
     def lagging(self, name: str) -> bool:
-        """Whether, as far as known, changes are under way between this instance and a peer, in either direction."""
+        """True if changes are known to be under way between this instance and a peer, in either direction."""
         out, incoming = self.outgoing.get(name), self.incoming.get(name)
         if out is None or incoming is None:
             return False  # it was removed meanwhile

@@ -136,8 +136,8 @@ SortKey: TypeAlias = tuple[int, object]
 
 
 class Ranking(enum.Enum):
-    """How a term ranks values. A whole sort runs in the direction of its first term; a term of the other direction
-    inverts its values instead."""
+    """The ranks of values under a term. A whole sort runs in the direction of its first term; a term of the other
+    direction inverts its values instead."""
 
     ASCENDING = enum.auto()
     """For an ascending sort: null is the highest."""

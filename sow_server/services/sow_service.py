@@ -99,7 +99,7 @@ class Subscribing:
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """How publishes are treated."""
+    """The options for publishes."""
 
     durability: Durability
     """The durability of a publish that asks for none."""

@@ -85,7 +85,7 @@ class View(NamedTuple):
 
 
 class StartKind(enum.Enum):
-    """Where a subscription starts (rule S4)."""
+    """The kind of place where a subscription starts (rule S4)."""
 
     NOW = enum.auto()
     BOOKMARK = enum.auto()
@@ -94,7 +94,7 @@ class StartKind(enum.Enum):
 
 
 class Start(NamedTuple):
-    """Where to start; `bookmark` and `time_micros` are set for their kinds only."""
+    """The place to start at; `bookmark` and `time_micros` are set for their kinds only."""
 
     kind: StartKind = StartKind.NOW
     bookmark: str = ""

@@ -99,7 +99,8 @@ class Administration:
         return self._parts.policies.effective(topic)
 
     def policy_matches(self) -> Counter[tuple[PolicyTarget, str]]:
-        """How many topics, and durables, take something from each origin, see `Effective`; looks at all of them."""
+        """The number of topics, and of durables, that take something from each origin, see `Effective`. Looks at all of
+        them."""
         policies, taken = self.policies, Counter[tuple[PolicyTarget, str]]()
         for topic in tuple(self._parts.core.topics.by_id.values()):
             taken.update({(PolicyTarget.TOPICS, origin) for origin in self.effective(topic).origins.values()})

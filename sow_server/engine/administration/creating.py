@@ -105,7 +105,7 @@ class CreateTopic:
 
 
 def check_dead_letters(topics: Topics, draft: Draft, name: str, settings: TopicSettings, declared: Declared) -> None:
-    """For new settings of a topic: their dead letters have to go together with other topics (rule T3)."""
+    """Checks that the dead letters of a topic's new settings go together with other topics (rule T3)."""
     letter_copies.check(topics, name, settings, declared)
     if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
         letter_posting.undelivered(draft)  # from now on it can be watched
