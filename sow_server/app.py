@@ -54,17 +54,21 @@ from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
 from sow_server.services.admin_service import AdminService
+from sow_server.services.changes_service import ChangesService
 from sow_server.services.door.capacity import InFlight
 from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
+from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import ThisServer
-from sow_server.services.load_jobs import Loading
+from sow_server.services.inspection_service import InspectionService, ThisServer
+from sow_server.services.links_service import LinksService
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners
+from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
@@ -143,18 +147,18 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
-    loading = Loading(store.reads, store.writes, parts.admission, readers)
+    load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, tail, metrics)
-    own = _services(parts, links, loading, readers, processes, config, access, server, tracing=tracing)
+    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
         admission = admission_of(listener)
-        server.add_generic_rpc_handlers(tuple(handlers(of, servicer, admission) for of, servicer in own))
+        server.add_generic_rpc_handlers(tuple(handlers(of, one, admission) for of, one in own))
         server.add_generic_rpc_handlers(_standard_handlers(healthy, services, admission, reflects=config.reflects))
         if listener.links:
             server.add_generic_rpc_handlers(links.handlers(admission))
@@ -165,8 +169,8 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     access.start()
     timers.start()
     running.callback(timers.stop)
-    loading.start()
-    running.push_async_callback(loading.stop)
+    load_jobs.start()
+    running.push_async_callback(load_jobs.stop)
     await listeners.start()
     running.push_async_callback(listeners.stop, config.server.stop_grace_micros / MICROS)
     await links.start(metrics.links_are)
@@ -371,7 +375,7 @@ def _admissions(
 def _services(
     parts: _Parts,
     links: InstanceLinks,
-    loading: Loading,
+    load_jobs: LoadJobs,
     readers: Executor,
     processes: ReaderProcesses,
     config: Config,
@@ -379,8 +383,8 @@ def _services(
     server: ThisServer,
     *,
     tracing: Tracing | None,
-) -> tuple[tuple[ServiceDescriptor, object], ...]:
-    """This project's own services, without those of the links."""
+) -> tuple[tuple[ServiceDescriptor, tuple[object, ...]], ...]:
+    """This project's own services with their parts, without those of the links."""
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
@@ -395,33 +399,31 @@ def _services(
         parts.positions,
         PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
-    admin = AdminService(
-        reading,
-        store.writes,
-        consumers=consumers,
-        changes=Submissions(store.reads, store.writes, links),
-        links=links,
-        readers=readers,
-        followers=followers,
-        server=server,
+    admin = (
+        AdminService(reading, store.writes, Submissions(store.reads, store.writes, links), readers),
+        DurablesService(reading, store.writes, consumers, followers, readers),
+        InspectionService(reading, store.writes, followers, readers, links, server),
+        LinksService(links),
     )
+    pieces = ReaderPieces(readers)
     idle_max = config.limits.pin_idle_ttl_max_micros
-    snapshot = SnapshotService(
-        reading, store.writes, parts.exports, hub, consumers, readers, processes, pin_idle_max=idle_max
+    snapshot = (
+        SnapshotService(reading, store.writes, parts.exports, readers, processes, pieces),
+        ChangesService(reading, store.writes, hub, consumers, pieces, pin_idle_max=idle_max),
     )
     loads = LoadService(
         store.writes,
-        loading,
+        load_jobs,
         readers,
         store.limits,
         dynamic_topics=config.server.dynamic_topics,
     )
     return (
-        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], loads),
-        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], sow),
+        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
+        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
-        (access_pb2.DESCRIPTOR.services_by_name["AccessService"], AccessService(access)),
+        (access_pb2.DESCRIPTOR.services_by_name["AccessService"], (AccessService(access),)),
     )
 
 

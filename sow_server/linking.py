@@ -41,7 +41,7 @@ from sow_server.engine.replicas.sources import Sources
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
-from sow_server.peers import LinkTraces, PeerStore
+from sow_server.peer_store import LinkTraces, PeerStore
 from sow_server.services.door.guard import CallAdmission, link_handlers
 from sow_server.services.door.received import Context
 from sow_server.services.replication import Links

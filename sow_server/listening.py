@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from sow_server.access.failures import HELD_MAX
+from sow_server.access.failed_attempts import HELD_MAX
 from sow_server.certificates import CertificateFault, CertificateSet, EndpointCertificates, Expiry
 from sow_server.config import Config, ListenerConfig, ServerConfig
 from sow_server.engine.values.model import MICROS

@@ -202,7 +202,7 @@ class Metrics(Collector):
         taken.add(seconds)
 
     def latencies(self) -> list[Counts]:
-        """How long commits, expiries and the usual calls took since the start."""
+        """The times that commits, expiries and the usual calls took since the start."""
         found = [
             Counts("commit", _COMMIT_SECONDS, self._commit_seconds.counts()),
             Counts("expiry", _LAG_SECONDS, self._lag_micros.counts()),

@@ -72,7 +72,7 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """How often the jobs run, and for how long."""
+    """The intervals and the durations of the jobs."""
 
     prune_interval_micros: int
     mark_interval_micros: int

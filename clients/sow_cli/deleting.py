@@ -12,7 +12,7 @@ from sow_cli import arguments, display
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.ignored import remark_on_fields
-from sow_cli.output import Fact, Output, note, output_option, progress
+from sow_cli.output import Fact, Output, note, output_option, telling
 from sow_cli.session import Session
 from sow_client import Deleted
 
@@ -85,11 +85,10 @@ def delete(
 
         confirm(f"Delete every record of topic {topic}?", force=force)
     document = None if data is None else data.read()
-    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
-        task = bar.add_task("counting" if dry_run else "deleting", total=None, figures="")
+    with session.client() as client, telling("counting" if dry_run else "deleting") as tell:
 
         def show(so_far: Deleted) -> None:
-            bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.deleted))
+            tell(display.records(so_far.matched if dry_run else so_far.deleted))
 
         done = client.sow_delete(
             topic,

@@ -207,7 +207,7 @@ def _certificate_end(host: str, port: int, tls: Tls) -> datetime:
 
 
 def certificate(address: str, ends: datetime, now: datetime) -> Finding:
-    """How long the server's certificate lasts."""
+    """Checks how long the server's certificate lasts."""
     days = (ends - now).days
     if days < CERTIFICATE_DAYS_WARNED:
         found = f"the certificate of {address} ends in {display.counted(days, 'day')}"
@@ -227,7 +227,7 @@ def _call_micros(client: Client) -> int:
 
 
 def speed(call_micros: int) -> Finding:
-    """How long a short call takes."""
+    """Checks how long a short call takes."""
     found = f"a short call takes {display.duration(call_micros)}"
     if call_micros > CALL_MICROS_WARNED:
         return Finding("speed", "warning", found, "use an instance nearby, or publish in batches and streams")
@@ -311,7 +311,7 @@ def judged_status(status: Status, skew_micros: int, exact_to_micros: int) -> Ite
 
 
 def clock(skew_micros: int, exact_to_micros: int) -> Finding:
-    """How far the two clocks are apart. Lifetimes are the server's alone (rule L5)."""
+    """Checks how far the two clocks are apart. Lifetimes are the server's alone (rule L5)."""
     ahead = "ahead of" if skew_micros >= 0 else "behind"
     certain = max(0, abs(skew_micros) - exact_to_micros)
     found = f"the server's clock is {display.duration(abs(skew_micros))} {ahead} this machine's"

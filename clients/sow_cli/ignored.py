@@ -15,7 +15,7 @@ from sow_client import LifetimeIgnoredWarning, Published, Refusal, Topic
 
 
 def count_ignored(outcomes: Iterable[Published | Refusal]) -> int:
-    """How many records got a ttl or an expire time that has no effect."""
+    """Counts records that got a ttl or an expire time that has no effect."""
     return sum(
         isinstance(one, Published) and one.ttl_ignored and one.expire_time_micros is not None for one in outcomes
     )

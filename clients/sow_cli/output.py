@@ -15,7 +15,8 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -475,6 +476,15 @@ def progress(*texts: str, measured: bool) -> Progress:
         refresh_per_second=5,
         disable=not sys.stderr.isatty(),
     )
+
+
+@contextmanager
+def telling(doing: str) -> Iterator[Callable[[str], None]]:
+    """A progress display for work of unknown length, such as "deleting". The block gets a function that shows how far
+    it is."""
+    with progress("{task.fields[so_far]}", measured=False) as bar:
+        task = bar.add_task(doing, total=None, so_far="")
+        yield lambda so_far: bar.update(task, so_far=so_far)
 
 
 def _tell_left_out(columns: Columns | None) -> None:

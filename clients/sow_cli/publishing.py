@@ -74,7 +74,7 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a record is applied (rule P3)."""
+    """The condition under which a record is applied (rule P3)."""
 
     absent: bool
     present: bool
@@ -323,22 +323,9 @@ def _publish_one(job: _Job, whole: bytes, parse: Parse, key: str | None) -> Publ
         raise click.UsageError(f"{bad.reason}: {bad.message}") from bad
     key = item.key if key is None else key
     lifetime, condition = job.lifetime, job.condition
-    if job.merging.delta:
-        return job.client.delta_publish(
-            job.topic,
-            item.data,
-            unset=job.merging.unset,
-            key=key,
-            ttl=lifetime.ttl,
-            expire_at=lifetime.expire_at,
-            keep_ttl=lifetime.keep,
-            extend_ttl=lifetime.extend,
-            only_if_absent=condition.absent,
-            only_if_present=condition.present,
-            only_if_version=condition.version,
-            durability=job.durability,
-        )
-    return job.client.publish(
+    client, merging = job.client, job.merging
+    publish = partial(client.delta_publish, unset=merging.unset) if merging.delta else client.publish
+    return publish(
         job.topic,
         item.data,
         key=key,

@@ -10,7 +10,7 @@ import click
 
 from sow_cli import display
 from sow_cli.exits import SERVER_SAID_NO
-from sow_cli.output import Fact, Output, moment, note, output_option, progress
+from sow_cli.output import Fact, Output, moment, note, output_option, progress, telling
 from sow_cli.session import Session
 from sow_client import (
     BackupMade,
@@ -116,11 +116,10 @@ def verify(
       sow replication verify ldn-1
       sow replication verify ldn-1 --topic orders --keys 10
     """
-    with session.client() as client, progress("{task.fields[topic]}", measured=False) as bar:
-        task = bar.add_task("comparing", total=None, topic="")
+    with session.client() as client, telling("comparing") as tell:
 
         def show(done: Verified) -> None:
-            bar.update(task, topic=display.safe(done.topic))
+            tell(display.safe(done.topic))
 
         found = client.verify_replication(peer, topics or None, keys_max=keys_max, on_topic=show)
     output.many([_verified(one) for one in found], names=_VERIFIED_NAMES, nothing="no topics to compare")
@@ -147,11 +146,10 @@ def repair(session: Session, output: Output, peer: str, topics: tuple[str, ...])
     Example:
       sow replication repair ldn-1 --topic orders
     """
-    with session.client() as client, progress("{task.fields[topic]}", measured=False) as bar:
-        task = bar.add_task("repairing", total=None, topic="")
+    with session.client() as client, telling("repairing") as tell:
 
         def show(done: Repaired) -> None:
-            bar.update(task, topic=display.safe(done.topic))
+            tell(display.safe(done.topic))
 
         done = client.repair_replication(peer, topics or None, on_topic=show)
     output.many([_repaired(one) for one in done], names=_REPAIRED_NAMES, nothing="no topics to repair")

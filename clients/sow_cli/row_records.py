@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the user wants the input to be read."""
+    """The way in which the user wants the input to be read."""
 
     kind: Kind | None = None
     """None: as the file's name and its first byte tell."""

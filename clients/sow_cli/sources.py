@@ -181,7 +181,7 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record stands: the file, if there are several, and line or record."""
+    """The place of a record: the file, if there are several, and line or record."""
 
     file: str
     unit: str
@@ -272,7 +272,8 @@ def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> IO[byt
 
 
 def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_spaces: bool = False) -> Reading:
-    """How the options want files to be read. `has_lifetime`: one is given for all records. Raises a usage error."""
+    """The way in which the options want files to be read. `has_lifetime`: one is given for all records. Raises a
+    usage error."""
     types: dict[str, ColumnType] = {}
     for one in [one for some in given["types"] for one in some]:
         name, _, kind = one.rpartition("=")

@@ -421,21 +421,10 @@ def _open(
     snapshot_max: int | None,
 ) -> Subscription:
     name, topic_pattern = (None, topic) if pattern else (topic, None)
-    if sow:
-        return client.sow_and_subscribe(
-            name,
-            wanted,
-            parameters,
-            topic_pattern=topic_pattern,
-            oof=oof,
-            delta=delta,
-            changes=changes,
-            conflation=conflation,
-            select=select,
-            on_interruption=on_interruption,
-            snapshot_max=snapshot_max,
-        )
-    return client.subscribe(
+    begin = (
+        partial(client.sow_and_subscribe, snapshot_max=snapshot_max) if sow else partial(client.subscribe, start=start)
+    )
+    return begin(
         name,
         wanted,
         parameters,
@@ -443,7 +432,6 @@ def _open(
         oof=oof,
         delta=delta,
         changes=changes,
-        start=start,
         conflation=conflation,
         select=select,
         on_interruption=on_interruption,

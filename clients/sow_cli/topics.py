@@ -12,7 +12,7 @@ from sow_cli import arguments, display, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.ignored import remark_on_fields
-from sow_cli.output import Fact, Output, length, moment, note, output_option, progress
+from sow_cli.output import Fact, Output, length, moment, note, output_option, telling
 from sow_cli.session import Session
 from sow_client import (
     AlreadyExists,
@@ -256,11 +256,10 @@ def restamp(
     if (lifetime is not None) + (cap is not None) + clear != 1:
         raise click.UsageError("give exactly one of --set, --cap and --clear")
     mode: RestampMode = "clear" if clear else "set" if cap is None else "cap"
-    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
-        task = bar.add_task("counting" if dry_run else "restamping", total=None, figures="")
+    with session.client() as client, telling("counting" if dry_run else "restamping") as tell:
 
         def show(so_far: Restamped) -> None:
-            bar.update(task, figures=display.records(so_far.matched if dry_run else so_far.restamped))
+            tell(display.records(so_far.matched if dry_run else so_far.restamped))
 
         done = client.restamp(
             name,
@@ -399,11 +398,10 @@ def check(ctx: click.Context, session: Session, output: Output, name: str, *, re
       sow topic check orders
       sow topic check orders --repair
     """
-    with session.client() as client, progress("{task.fields[figures]}", measured=False) as bar:
-        task = bar.add_task("checking", total=None, figures="")
+    with session.client() as client, telling("checking") as tell:
 
         def show(so_far: TopicChecked) -> None:
-            bar.update(task, figures=display.records(so_far.checked))
+            tell(display.records(so_far.checked))
 
         done = client.check_topic(name, repair=repair, rows_max=rows_max, on_progress=show)
     facts = [

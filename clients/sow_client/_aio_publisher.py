@@ -16,7 +16,7 @@ from sow.v1 import sow_pb2
 from sow_client import _lifetimes, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._keys import Key, key_text
-from sow_client._payloads import Encoded, PayloadForm
+from sow_client._payloads import PayloadForm
 from sow_client._publish_columns import (
     BATCH_BYTES,
     KEY_CHARACTERS_MAX,
@@ -111,10 +111,8 @@ class AsyncPublisher(PublisherBase):
     async def _first(self, data: Document) -> bytes:
         """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
         bytes and text do not need it."""
-        if isinstance(data, bytes | bytearray | memoryview | str):
-            if isinstance(data, Encoded):
-                self._core.encoded_as = data.encoded_as
-            return encode(data)
+        if (payload := self._as_it_is(data)) is not None:
+            return payload
         form = await self._await_form()
         if self._core.encoded_as not in ("", form.encoded_as):
             await self._seal_all()  # what has the old form says so

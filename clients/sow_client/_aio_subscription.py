@@ -16,7 +16,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses, _timeouts
 from sow_client._records import Change
-from sow_client._subscription_core import FRAMES, SubscriptionCore, broken_call, checked_size
+from sow_client._subscription_core import FRAMES, SubscriptionBase, SubscriptionCore, broken_call, checked_size
 from sow_client._transport import RECONNECT_SECONDS, task_is_cancelled
 from sow_client.errors import SowError
 
@@ -42,14 +42,14 @@ class AioOpenSubscription(Protocol):
     ) -> Awaitable[AioSubscribeCall]: ...
 
 
-class AsyncSubscription(_process.Owned):
+class AsyncSubscription(SubscriptionBase):
     """`Subscription` for asyncio: the same with `async for`, used by one task.
 
     It is established by `open`, by entering an `async with` block, or by the first change that is asked for.
     """
 
     def __init__(self, core: SubscriptionCore, open_call: AioOpenSubscription) -> None:
-        self._core = core
+        super().__init__(core)
         self._open_call = open_call
         self._closed = asyncio.Event()
         self._call: AioSubscribeCall | None = None
@@ -58,7 +58,6 @@ class AsyncSubscription(_process.Owned):
         self._reading: asyncio.Task[object] | None = None  # the next frame, which `next` has stopped waiting for
         _process.tell(self)
 
-    _what = "subscription"
     _loop: asyncio.AbstractEventLoop | None = None  # of the call; here, as for `Subscription._reader`
 
     def _forked(self) -> None:
@@ -76,21 +75,6 @@ class AsyncSubscription(_process.Owned):
         while not self._core.stood:
             if not await self._advance():
                 raise _statuses.closed("subscription")
-
-    @property
-    def bookmark(self) -> str | None:
-        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
-        then; None while there is no such place: before the first frame and inside a snapshot."""
-        return self._core.bookmark
-
-    @property
-    def covers(self) -> bool:
-        """False: the subscription has come from another instance, and this one may lack changes that were handed out
-        there.
-
-        Rule: F9.
-        """
-        return self._core.covers
 
     async def close(self) -> None:
         """Ends the call; a task that waits for the next change finds the iteration ended."""

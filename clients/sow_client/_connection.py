@@ -80,8 +80,8 @@ class Connection:
         self._following: threading.Thread | None = None
 
     def follow(self) -> int:
-        """How often it has been connected. Whoever asks compares: a thread looks for lost connections from then on, as
-        gRPC may connect anew by itself, in a call that it repeats."""
+        """The number of times that it has been connected. Whoever asks compares: a thread looks for lost connections
+        from then on, as gRPC may connect anew by itself, in a call that it repeats."""
         if self._following is None:
             with self._changing:
                 if self._following is None:  # else another thread was faster
@@ -218,7 +218,7 @@ class AioConnection:
         self._connected = 0
 
     def follow(self) -> int:
-        """How often it has been connected, as far as callers have noticed."""
+        """The number of times that it has been connected, as far as callers have noticed."""
         return self._connected
 
     def close(self) -> None:

@@ -305,7 +305,7 @@ class Search:
         return pause
 
     def attempt_seconds(self, now: float) -> float:
-        """How long the answer may take."""
+        """The seconds that the answer may take."""
         patience = min(ATTEMPT_SECONDS_FIRST * 2.0 ** (self._round - 1), ATTEMPT_SECONDS_MAX)
         return max(0.01, min(patience, self._give_up - now))
 

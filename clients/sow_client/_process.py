@@ -173,7 +173,7 @@ class Owned:
 
 
 class ParentsCall:
-    """In place of a stream of the parent ([2])."""
+    """Takes the place of a stream of the parent ([2])."""
 
     async def read(self) -> object:
         """Raises FailedPrecondition (FORKED)."""

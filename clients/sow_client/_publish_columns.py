@@ -67,7 +67,7 @@ def row_columns(taken: list[Pending]) -> RequestColumns:
 
 
 def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple[int, int]:
-    """How many of the rows, at least one, stay within `BATCH_BYTES`, and the bytes of their payloads."""
+    """The number of rows, at least one, that stay within `BATCH_BYTES`, and the bytes of their payloads."""
     size = sum(map(len, payloads))
     # The server refuses a record whose key is too long. Many such keys must not make a message too large.
     key_bytes = 0 if keys is None else _writes.KEY_CHARACTER_BYTES * sum(map(len, keys))

@@ -119,7 +119,7 @@ class _Sealed:
 
 @dataclass(frozen=True, slots=True)
 class PublisherOptions:
-    """How a publisher works. Durations are in seconds."""
+    """The options of a publisher. Durations are in seconds."""
 
     batch_records: int = 1_000
     max_in_flight: int = 16

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Final, NoReturn
 
 from sow_client import _ignored, _process, _statuses
-from sow_client._documents import Document
+from sow_client._documents import Document, encode
 from sow_client._failover import LOSSES
-from sow_client._payloads import PayloadForm
+from sow_client._payloads import Encoded, PayloadForm
 from sow_client._publish_columns import payload_too_large
 from sow_client._publish_core import RETRIED_REASONS, Ack, PublishCore
 from sow_client.errors import Refusal, SowError
@@ -118,6 +118,14 @@ class PublisherBase(Figures, _process.Owned):
     def _ask_again(self) -> None:
         """The next document makes the publisher ask for the form of the topic's payloads."""
         raise NotImplementedError
+
+    def _as_it_is(self, data: Document) -> bytes | None:
+        """The payload of data in a form that the program has chosen; None: the topic's form is needed."""
+        if not isinstance(data, bytes | bytearray | memoryview | str):
+            return None
+        if isinstance(data, Encoded):
+            self._core.encoded_as = data.encoded_as
+        return encode(data)
 
     def _asked(self, form: PayloadForm) -> Callable[[Document], bytes]:
         self._form_is_guessed = not form.message_type

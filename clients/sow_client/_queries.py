@@ -47,7 +47,7 @@ class _Progress:
 
     @property
     def plan(self) -> QueryPlan | None:
-        """How the records were found; None before the end, and without `with_plan`."""
+        """The way in which the records were found; None before the end, and without `with_plan`."""
         return self._progress.plan
 
 

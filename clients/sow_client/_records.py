@@ -153,23 +153,23 @@ class Record(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def publish_time_micros(self) -> int:
-        """When the server applied the publish, microseconds since the epoch."""
+        """The time when the server applied the publish, microseconds since the epoch."""
         return self._batch.columns.publish_time_micros[self._index]
 
     @property
     def publish_time(self) -> datetime:
-        """When the server applied the publish, UTC."""
+        """The time when the server applied the publish, UTC."""
         return datetime_of(self.publish_time_micros)
 
     @property
     def expire_time_micros(self) -> int | None:
-        """When the record expires, microseconds since the epoch; None: never."""
+        """The time when the record expires, microseconds since the epoch; None: never."""
         micros = self._batch.columns.expire_time_micros[self._index]
         return None if micros == NEVER_MICROS else micros
 
     @property
     def expire_time(self) -> datetime | None:
-        """When the record expires, UTC; None: never."""
+        """The time when the record expires, UTC; None: never."""
         micros = self.expire_time_micros
         return None if micros is None else datetime_of(micros)
 
@@ -366,12 +366,12 @@ class RecordBatch:
 
     @property
     def publish_times_micros(self) -> list[int]:
-        """When the server applied the publishes, microseconds since the epoch."""
+        """The times when the server applied the publishes, microseconds since the epoch."""
         return list(self.columns.publish_time_micros)
 
     @property
     def expire_times_micros(self) -> list[int]:
-        """When the records expire, microseconds since the epoch; 9223372036854775807 stands for never."""
+        """The times when the records expire, microseconds since the epoch; 9223372036854775807 stands for never."""
         return list(self.columns.expire_time_micros)
 
     @property
@@ -499,7 +499,7 @@ Rule: Q3.
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the records of a query are found, and the cost. Rule: Q3."""
+    """The way in which the records of a query are found, and the cost. Rule: Q3."""
 
     access: AccessName
     """The source that is read first; each record found there is then checked with the whole filter."""

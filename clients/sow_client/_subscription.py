@@ -16,7 +16,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _ends, _process, _statuses, _timeouts
 from sow_client._records import Change
-from sow_client._subscription_core import FRAMES, SubscriptionCore, broken_call, checked_size
+from sow_client._subscription_core import FRAMES, SubscriptionBase, SubscriptionCore, broken_call, checked_size
 from sow_client.errors import SowError
 
 
@@ -108,7 +108,7 @@ class _Reader:
             return False
 
 
-class Subscription(_process.Owned):
+class Subscription(SubscriptionBase):
     """The changes of a topic as they come: an iterator without an end, used by one thread.
 
     Made by `Client.subscribe` and `Client.sow_and_subscribe`. When the connection breaks or the server restarts, it
@@ -122,13 +122,12 @@ class Subscription(_process.Owned):
     # None of its parts refers back to it, so that dropping the last reference ends the call.
 
     def __init__(self, core: SubscriptionCore, open_call: OpenSubscription) -> None:
-        self._core = core
+        super().__init__(core)
         self._open_call = open_call
         self._lock = threading.Lock()  # of the two that follow
         self._closed = False
         _process.tell(self)
 
-    _what = "subscription"
     _reader: _Reader | None = None  # here, as a finalizer reads it, also if an exception has ended `__init__`
 
     def _forked(self) -> None:
@@ -146,21 +145,6 @@ class Subscription(_process.Owned):
         while not self._core.stood:
             if not self._advance():
                 raise _statuses.closed("subscription")
-
-    @property
-    def bookmark(self) -> str | None:
-        """Where another subscription may start to go on after the last change handed out, or after the quiet time since
-        then; None while there is no such place: before the first frame and inside a snapshot."""
-        return self._core.bookmark
-
-    @property
-    def covers(self) -> bool:
-        """False: the subscription has come from another instance, and this one may lack changes that were handed out
-        there.
-
-        Rule: F9.
-        """
-        return self._core.covers
 
     def close(self) -> None:
         """Ends the call; a thread that waits for the next change finds the iteration ended."""

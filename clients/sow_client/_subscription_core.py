@@ -112,7 +112,7 @@ class SubscriptionCore:
         return self._covers or ";h=" not in self._marks
 
     def described(self, kind: type, *, closed: bool) -> str:
-        """For the repr of its subscription."""
+        """The repr of its subscription."""
         request = self._request
         named = {"durable": request.durable.name, "filter": request.filter, "bookmark": self.bookmark}
         told = [
@@ -296,6 +296,30 @@ class _ParentsChanges(Iterator[Change]):
 
     def __next__(self) -> Change:
         raise _process.forked(self._what)
+
+
+class SubscriptionBase(_process.Owned):
+    """The common half of the blocking and the asynchronous subscription: where it stands."""
+
+    _what = "subscription"
+
+    def __init__(self, core: SubscriptionCore) -> None:
+        self._core = core
+
+    @property
+    def bookmark(self) -> str | None:
+        """The bookmark at which another subscription may start to go on after the last change handed out, or after the
+        quiet time since then. None while there is no such place: before the first frame and inside a snapshot."""
+        return self._core.bookmark
+
+    @property
+    def covers(self) -> bool:
+        """False: the subscription has come from another instance, and this one may lack changes that were handed out
+        there.
+
+        Rule: F9.
+        """
+        return self._core.covers
 
 
 def checked_size(size: int) -> None:

@@ -228,7 +228,7 @@ def is_unknown(error: BaseException) -> bool:
 
 
 def answer_of(error: grpc.RpcError, address: str, seconds: float) -> SowError:
-    """Why there is no instance at an address."""
+    """The reason why there is no instance at an address."""
     translated = error_of_status(error)
     if reason_of(error) is not None:
         if translated.reason in _failover.LOSSES:

@@ -109,7 +109,7 @@ class Worker:
             thread.join(seconds)
 
     def drop(self, end: Callable[[], object]) -> None:
-        """For finalizers: it takes no lock."""
+        """Ends the work, from a finalizer: it takes no lock."""
         _ends.hand_over(end)
 
 

@@ -54,7 +54,7 @@ EXPORTS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the console was started."""
+    """The options with which the console was started."""
 
     servers: tuple[str, ...]
     """HOST:PORT of each; pages call these and no others."""

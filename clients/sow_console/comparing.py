@@ -57,7 +57,7 @@ class Comparison:
         return sum(one.differing for one in (self.repaired if self.repairs else self.verified))
 
     async def wait(self) -> None:
-        """Until it has ended."""
+        """Returns once it has ended."""
         await asyncio.wait({self._task})
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ def place_of(host: str, port: int, *, secure: bool, url: str | None = None) -> P
 
 
 def refusal(place: Place, *, kind: str, method: str, headers: Headers) -> str:
-    """Why a request is refused; "": it is not."""
+    """The reason why a request is refused; "": it is not."""
     hosts = headers.getlist("host")
     if len(hosts) != 1 or hosts[0].lower() not in place.hosts:
         return "this console is not known under that name (Host)"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from sow_client import EARLIEST, NotFound, SowError, Topic
-from sow_console import consequences, letters
+from sow_console import consequences, letter_contents
 from sow_console.comparing import matching
 from sow_console.pages.page import View, operands
 
@@ -160,13 +160,13 @@ def _shown(payload: bytes) -> str | None:
     return text if len(payload) <= COMMAND_BYTES_MAX and "\0" not in text else None
 
 
-async def _looked_at(view: View, given: Fields) -> tuple[letters.Letter, Topic, int | None]:
+async def _looked_at(view: View, given: Fields) -> tuple[letter_contents.Letter, Topic, int | None]:
     """The letter that was seen, the topic that it goes to, and the version of the record that is there now."""
     record = await view.client.get(given["topic"], given["key"])
     if record is None or str(record.version) != given["version"]:
         raise NotFound("the letter is gone, or is another one now", reason="NOT_FOUND")
     target = await view.client.describe_topic(given["target"])
-    letter = letters.read(record, await view.client.topics())
+    letter = letter_contents.read(record, await view.client.topics())
     present = await view.client.get(given["target"], letter.record_key) if letter.record_key else None
     return letter, target, None if present is None else present.version
 

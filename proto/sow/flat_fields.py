@@ -159,7 +159,7 @@ class FlatFields:
         return joined + self.separator if closed else joined
 
     def fault(self, payload: bytes) -> str | None:
-        """Why a payload is not to be published, with the position; None: it is a payload."""
+        """The reason why a payload is not to be published, with the position; None: it is a payload."""
         lengths = DATA_OF if self.tags else {}
         length, value, after = b"", b"", 0
         for start, end, name, equals in self._fields(payload):

@@ -216,7 +216,7 @@ NOTHING_PURGED: Final = Purged()
 
 
 class MergeCounts(NamedTuple):
-    """How many changes or rows of another instance had which outcome."""
+    """The numbers of changes or rows of another instance, by outcome."""
 
     applied: int = 0
     superseded: int = 0

@@ -131,7 +131,7 @@ class Size:
     bytes_max: int
 
     def fault(self, value: object) -> str:
-        """Too long."""
+        """The fault of a value that is too long."""
         assert isinstance(value, str | bytes), "by the contract"
         long = len(value) > self.bytes_max or (isinstance(value, str) and len(value.encode()) > self.bytes_max)
         return f"is longer than {self.bytes_max} bytes" if long else ""
@@ -157,7 +157,7 @@ class Several:
     count_max: int
 
     def fault(self, value: object) -> str:
-        """Too many, or of one of the elements."""
+        """The fault of too many elements, or of one of them."""
         assert isinstance(value, Sequence), "by the contract"
         if len(value) > self.count_max:
             return f"{len(value)} entries, more than {self.count_max}"
@@ -179,7 +179,7 @@ class Chunks:
     """Chunks of changes: the count, then each topic once, as one of them may have thousands."""
 
     def fault(self, value: object) -> str:
-        """Too many, or of the name of a topic."""
+        """The fault of too many topics, or of the name of one."""
         assert isinstance(value, Sequence), "by the contract"
         if len(value) > CHUNKS_MAX:
             return f"{len(value)} entries, more than {CHUNKS_MAX}"

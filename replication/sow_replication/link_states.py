@@ -86,6 +86,18 @@ class Outgoing:
         if state != self.state:
             self.state, self.since_micros = state, now_micros
 
+    def sends_all(self, pattern: str) -> bool:
+        """True if this instance sends the peer everything of the topics that a pattern matches."""
+        return not self.peer.filter and self.peer.topics in (pattern, ".*")
+
+    def note_head(self, now_micros: int, head: int, acknowledged: int) -> None:
+        """Moves `acknowledged_time` on, by the sequence that the peer has acknowledged."""
+        if self.mark is not None and acknowledged >= self.mark[1]:
+            self.acknowledged_time = self.mark[0]
+            self.mark = None
+        if self.mark is None:
+            self.mark = (now_micros, head)
+
 
 class Incoming:
     """The state of a source, over all its links, since this process started."""
@@ -108,3 +120,13 @@ class Incoming:
         """Its topics that this instance refused when it was last seen; None: not seen since the start."""
         self.covers: deque[tuple[int, int]] = deque(maxlen=COVERS_MAX)
         """Probes, each with the time up to which the source had acknowledged everything when the probe went out."""
+
+    def probe_came_back(self, probe: int) -> None:
+        """Everything that the source had when it heard this probe was applied."""
+        if probe <= self.satisfied_probe:
+            return
+        self.satisfied_probe = probe
+        while self.covers and self.covers[0][0] < probe:
+            self.covers.popleft()
+        if self.covers and self.covers[0][0] == probe:
+            self.read_time = max(self.read_time, self.covers.popleft()[1])

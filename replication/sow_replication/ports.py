@@ -176,10 +176,10 @@ class LinkTexts(Protocol):
     """The languages of the patterns and filters of links. From any thread."""
 
     def pattern_fault(self, text: str) -> str:
-        """Why a text is no pattern; empty: it is one."""
+        """The reason why a text is no pattern; empty: it is one."""
 
     def filter_fault(self, text: str) -> str:
-        """Why a text is no filter; empty: it is one."""
+        """The reason why a text is no filter; empty: it is one."""
 
 
 class Receiving(Protocol):

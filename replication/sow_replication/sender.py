@@ -41,6 +41,7 @@ from sow_replication.link_topics import LinkTopic, LinkTopics, TopicState
 from sow_replication.messages import PROTOCOL, identity_of, instance_of, mark_message, topic_of
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Refused, Store
+from sow_replication.publisher_marks import PublishersToSend
 from sow_replication.reads import Fetched, JournalRead, PublishersRead, Read, Seed, SeedRead
 from sow_replication.skew import Skew
 from sow_replication.window import Window
@@ -117,10 +118,7 @@ class Sender:
         """The last acknowledgement that the store has heard of."""
         self._reading: Read | None = None
         self._seed_turn = False
-        self._publishers_after: str | None = None if peer.filter else ""
-        """The id after which publishers are to be sent; None: they have been, or a filter hides some of the records."""
-        self._publishers: PublisherPart | None = None
-        """Publishers that were read, and wait for the changes up to their sequence ([7])."""
+        self._publishers = PublishersToSend(is_filtered=bool(peer.filter))
         self._ready: deque[_Ready] = deque()
         self._held: tuple[_Ready, set[str]] | None = None
         """Changes that wait, and the topics whose seeds have to begin first ([3])."""
@@ -148,15 +146,10 @@ class Sender:
         return self.identity is not None and self.failure is None
 
     @property
-    def seeding(self) -> bool:
-        """True if a topic is not yet seeded."""
-        return self.link_topics.seeding
-
-    @property
     def settled(self) -> int:
         """The peer has everything of this link up to this sequence. Ahead of its cursor where the changes in between
         are not for the link."""
-        if not self.streaming or self.seeding:
+        if not self.streaming or self.link_topics.seeding:
             return max(self._told, 0)
         return self._cursor if self._window.has_changes else max(self._cursor, self._sent_upto)
 
@@ -166,14 +159,6 @@ class Sender:
         if oldest := self._window.oldest_commit_micros:
             return oldest
         return next((ready.committed_micros for ready in self._ready if ready.committed_micros), 0)
-
-    def topics(self) -> list[tuple[str, TopicState, str]]:
-        """The topics with their states, and the reasons of refusals."""
-        return self.link_topics.states()
-
-    def refusals(self) -> list[str]:
-        """The topics that the peer refuses."""
-        return self.link_topics.refusals()
 
     @property
     def advanced(self) -> bool:
@@ -195,7 +180,7 @@ class Sender:
         else:
             names = self.link_topics.with_unread_seeds()
         head = self._store.head()
-        after_id = None if self.seeding or self._held is not None or self._publishers else self._publishers_after
+        after_id = None if self.link_topics.seeding or self._held is not None else self._publishers.next_after
         # Changes and seeds alternate, changes first. One read more than the window holds is ready when there is room.
         if self._held is None and head > self._read_upto and not ((names or after_id is not None) and self._seed_turn):
             self._seed_turn = True
@@ -235,9 +220,8 @@ class Sender:
             self.fail(result)
         elif isinstance(read, PublishersRead):
             assert isinstance(part, PublisherPart), "the result of this read"
-            if read.after_id == self._publishers_after and not self.seeding:
-                self._publishers_after = part.last_id or None
-                self._publishers = part
+            if not self.link_topics.seeding:
+                self._publishers.took(read.after_id, part)
                 self._push_publishers()
         else:
             assert isinstance(part, JournalPart), "the result of this read"
@@ -246,10 +230,9 @@ class Sender:
 
     def _push_publishers(self) -> None:
         """Sends publishers behind the changes that they tell of."""
-        part = self._publishers
-        if part is None or self._held is not None or part.upto > self._read_upto:
+        part = None if self._held is not None else self._publishers.due(self._read_upto)
+        if part is None:
             return
-        self._publishers = None
         if part.marks:
             changes = replication_pb2.Changes(upto=self._read_upto, publishers=map(mark_message, part.marks))
             message = replication_pb2.ReplicateRequest(changes=changes)
@@ -457,7 +440,7 @@ class Sender:
         if begins or remembered.identity != identity:
             # Our changes that it has come from its earlier data, or from a link with another pattern or filter: none
             # of them counts until it is seeded ([5]).
-            self._store.acknowledged(self.peer.name, identity, 0 if begins or self.seeding else cursor)
+            self._store.acknowledged(self.peer.name, identity, 0 if begins or self.link_topics.seeding else cursor)
         self._watch_missed()
         self._tell()
         return None
@@ -478,13 +461,13 @@ class Sender:
 
     def _tell(self) -> None:
         """Tells the store the acknowledged sequence ([5])."""
-        if not self.seeding:
+        if not self.link_topics.seeding:
             sequence = min(self._cursor, self._watched_head)
             if sequence > self._told:
                 assert self.identity is not None, "it has acknowledged"
                 self._told = sequence
                 self._store.acknowledged(self.peer.name, self.identity, sequence)
-            if self._missed_mark is not None and self._told >= self._missed_mark and not self.refusals():
+            if self._missed_mark is not None and self._told >= self._missed_mark and not self.link_topics.refusals():
                 self._missed_mark = None
                 self._store.reseeded(self.peer.name)
         self._progressed(self)
@@ -494,8 +477,8 @@ class Sender:
         if topic is None:
             return  # the topic has left the link meanwhile
         if answer.state == replication_pb2.TOPIC_STATE_REFUSED:
-            if topic.takes_changes:
-                self._publishers_again()
+            if topic.takes_changes:  # of one that is refused from the beginning nothing was sent
+                self._publishers.begin_again()
             topic.refuse(answer.message)
             self._seed_begun(answer.topic)
         elif answer.state == replication_pb2.TOPIC_STATE_WANTED:
@@ -503,17 +486,11 @@ class Sender:
                 self._start_seed(topic, answer.after_key, lost=False)
         elif topic.seed is None:
             topic.state = TopicState.SEEDED
-            self._publishers_again()
+            self._publishers.begin_again()
 
     def _start_seed(self, topic: LinkTopic, after_key: bytes, *, lost: bool) -> None:
         topic.begin_seed(after_key, lost=lost)
-        self._publishers_again()
-
-    def _publishers_again(self) -> None:
-        """Publishers are to be sent once all topics are seeded: changes may have been left out until then. There may be
-        very many, so this is not for a topic that is refused from the beginning: nothing of it was sent."""
-        self._publishers = None
-        self._publishers_after = None if self.peer.filter else ""
+        self._publishers.begin_again()
 
     # -- time -------------------------------------------------------------------------------------------------------
 

@@ -126,7 +126,7 @@ class Replication:
             await asyncio.wait(leaving, timeout=self.node.options.farewell_micros / SECOND)
 
     async def add(self, peer: PeerOptions, token: str) -> None:
-        """Sends to another instance from now on (node [6]). `token`: to present to it; empty: the common one."""
+        """Sends to another instance from now on (node [3]). `token`: to present to it; empty: the common one."""
         self._tokens.pop(peer.name, None)
         if token:
             self._tokens[peer.name] = token
@@ -136,7 +136,7 @@ class Replication:
             self._dial(out)
 
     async def remove(self, name: str) -> None:
-        """Ends the links with an instance (node [6])."""
+        """Ends the links with an instance (node [3])."""
         self.node.remove(name)
         self._tokens.pop(name, None)
         await self._hang_up(name)
@@ -149,36 +149,38 @@ class Replication:
 
     def sync_peers(self, topic: str) -> int:
         """The number of sync peers that are configured for the topic; 0: REPLICATED cannot be reached."""
-        return self.node.sync_peers(topic)
+        return self.node.gates.sync_peers(topic)
 
     async def replicated(self, topic: str, sequence: int) -> None:
         """Returns once the sync peers have the sequence. Raises Refused (REPLICATION_UNAVAILABLE)."""
-        await self.node.replicated(topic, sequence)
+        await self.node.gates.replicated(topic, sequence)
 
     def status(self) -> admin_pb2.GetReplicationStatusResponse:
         """The current state of the links."""
         return status(self.node)
 
-    async def verify(
+    def verify(
         self, request: admin_pb2.VerifyReplicationRequest
     ) -> AsyncGenerator[admin_pb2.VerifyReplicationResponse, None]:
         """Compares with a peer. Raises Refused."""
-        async with self._compared(request.peer) as (peer, kinds, means):
-            async with aclosing(verify(self.node.store, peer, kinds, request, means=means)) as found:
-                async for response in found:
-                    yield response
+        store = self.node.store
+        return self._comparing(
+            request.peer, lambda peer, kinds, means: verify(store, peer, kinds, request, means=means)
+        )
 
-    async def repair(
+    def repair(
         self, request: admin_pb2.RepairReplicationRequest
     ) -> AsyncGenerator[admin_pb2.RepairReplicationResponse, None]:
         """Repairs the differences to a peer. Raises Refused."""
-        async with self._compared(request.peer) as (peer, kinds, means):
-            async with aclosing(repair(self.node.store, peer, kinds, request, means=means)) as found:
-                async for response in found:
-                    yield response
+        store = self.node.store
+        return self._comparing(
+            request.peer, lambda peer, kinds, means: repair(store, peer, kinds, request, means=means)
+        )
 
-    @contextlib.asynccontextmanager
-    async def _compared(self, name: str) -> AsyncIterator[tuple[Calls, list[TopicKind], Means]]:
+    async def _comparing(
+        self, name: str, compare: Callable[[Calls, list[TopicKind], Means], AsyncGenerator[T, None]]
+    ) -> AsyncGenerator[T, None]:
+        """The responses of a comparison with a peer, over a channel of its own."""
         out = self.node.outgoing.get(name)
         if out is None:
             raise Refused(types_pb2.ERROR_REASON_PEER_NOT_FOUND, f"peer: no peer {name[:200]!r} is configured")
@@ -190,7 +192,9 @@ class Replication:
         )
         async with self._channel(out.peer) as channel:
             calls = Calls(self._stub(channel), out.peer.address, self._metadata(name))
-            yield calls, self.node.store.topics(out.peer.topics), means
+            async with aclosing(compare(calls, self.node.store.topics(out.peer.topics), means)) as responses:
+                async for response in responses:
+                    yield response
 
     def _stub(self, channel: grpc.aio.Channel) -> Stub:
         stub: Stub = replication_pb2_grpc.ReplicationServiceStub(channel)

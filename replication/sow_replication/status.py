@@ -73,7 +73,7 @@ def _outgoing(node: Node, out: Outgoing) -> admin_pb2.OutgoingLink:
         last_error_time=_time(out.trouble.at_micros),
         last_error_reason=out.trouble.reason,
         since=_time(out.since_micros),
-        topics=_topics([] if out.sender is None or not out.sender.streaming else out.sender.topics()),
+        topics=_topics([] if out.sender is None or not out.sender.streaming else out.sender.link_topics.states()),
         origin=_origin(node, out.peer.name),
     )
 

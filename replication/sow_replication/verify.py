@@ -115,7 +115,7 @@ class Means:
     sleep: Callable[[float], Awaitable[None]]
     """Seconds."""
     lagging: Callable[[], bool] = lambda: False
-    """Whether, as far as known, changes are under way between the two ends, in either direction."""
+    """True if changes are known to be under way between the two ends, in either direction."""
     filter_text: str = ""
     """The filter of the link. Not empty: the ends differ on purpose, and nothing can be compared."""
 

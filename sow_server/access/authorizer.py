@@ -23,7 +23,7 @@ from sow_server.access.credentials import (
     check_expiry,
     unknown,
 )
-from sow_server.access.failures import Failures
+from sow_server.access.failed_attempts import FailedAttempts
 from sow_server.access.limits import Usage
 from sow_server.access.model import AccessFile, Credential, Identity, Peer
 from sow_server.access.needs import Action, Need, Scope
@@ -89,7 +89,7 @@ class Authorizer:
         """Keyed by identity, fingerprint and address. A session without calls stays until `forget_idle`, because most
         callers make one call after the other."""
         self._numbers = itertools.count(1)
-        self.failures: Final = Failures(elapsed)
+        self.failures: Final = FailedAttempts(elapsed)
         self._denials: Final = Tally(elapsed, DENIALS_TOLD_MAX)
         self._usage: dict[str, Usage] = {}
         self._permissions: dict[str, Permissions] = {}

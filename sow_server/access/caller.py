@@ -213,9 +213,13 @@ class Call:
         """True if an action is allowed; it is not audited."""
         return self._permissions is None or self._permissions.decide(action, topic).allowed
 
-    def sees(self, topic: Topic) -> bool:
-        """True if the topic exists for the caller."""
-        return self._sees(topic.name)
+    def seen(self, name: str) -> Topic:
+        """A topic that exists for the caller, whatever it may do with it. Raises StoreError TOPIC_NOT_FOUND."""
+        found = self.existing(name)
+        if found is None or not self._sees(name):
+            check_name(name)
+            raise no_topic(name)
+        return found
 
     def _sees(self, name: str) -> bool:
         """True if the caller may know of a topic of this name: it has a grant on it, or may know of all topics."""
@@ -253,7 +257,7 @@ class Call:
 
     def topics(self) -> list[Topic]:
         """The topics that exist for the caller, by name."""
-        return [topic for _, topic in sorted(self._topics.by_name.items()) if self.sees(topic)]
+        return [topic for _, topic in sorted(self._topics.by_name.items()) if self._sees(topic.name)]
 
     def explained(self, error: StoreError) -> StoreError:
         """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics

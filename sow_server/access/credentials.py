@@ -282,7 +282,7 @@ def _first(holders: Mapping[tuple[str, str], Holder], claim: Claim) -> Holder | 
 
 
 def check_expiry(claim: Claim, credential: Credential, now_micros: int) -> int | None:
-    """When the credential expires; None: never. Raises StoreError UNAUTHENTICATED if it has."""
+    """The time when the credential expires; None: never. Raises StoreError UNAUTHENTICATED if it has."""
     if claim.expire_micros is None and credential.expire_micros is None:
         return None
     times = [time for time in (claim.expire_micros, credential.expire_micros) if time is not None]

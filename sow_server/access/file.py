@@ -38,7 +38,7 @@ from sow_server.config.kinds import (
     noun,
     quoted,
 )
-from sow_server.config.private import check_private_file
+from sow_server.config.secret_files import check_private_file
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import matcher

@@ -43,7 +43,7 @@ class Usage:
         """When each name was counted, the oldest first."""
 
     def held(self, name: str) -> int:
-        """How much of a limit is in use."""
+        """The amount of a limit that is in use."""
         return self._held.get(name, 0)
 
     def take(self, name: str, limit: int | None, amount: int = 1, *, told: str = "") -> None:

@@ -33,7 +33,7 @@ WATCHES: Final = "watches"
 
 
 class Scope(enum.Enum):
-    """Where an action is checked."""
+    """The place where an action is checked."""
 
     OPEN = "open"
     """Nowhere: callers without a credential may call it, too."""

@@ -25,8 +25,8 @@ from typing import Final, TypeVar, cast
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
 from sow_server.config.described import secrets_of
 from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
-from sow_server.config.private import check_private_file
 from sow_server.config.relations import check_relations
+from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
     LISTENERS_TABLE,
     PEERS_TABLE,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from sow_server.config.kinds import is_loopback, quoted, split_address
 from sow_server.config.options import token_in
-from sow_server.config.private import check_private_file
+from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
     LISTENERS_TABLE,
     PEERS_TABLE,

@@ -126,7 +126,7 @@ def _named(default: E) -> E:
 
 
 class ListenerAuth(enum.Enum):
-    """How the clients of a listener prove who they are."""
+    """The way in which the clients of a listener prove who they are."""
 
     NONE = "none"
     CERTIFICATE = "certificate"
@@ -418,7 +418,7 @@ class Config:
 
     @property
     def listeners(self) -> tuple[ListenerConfig, ...]:
-        """Where the server listens: [[server.listeners]], or the one listener of [server] and [server.tls]."""
+        """The listeners of the server: [[server.listeners]], or the one listener of [server] and [server.tls]."""
         if self.listener_tables:
             return self.listener_tables
         server, tls = self.server, self.tls

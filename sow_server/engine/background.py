@@ -83,8 +83,8 @@ class Background:
     # -- dead letters -----------------------------------------------------------------------------------------------
 
     def stage_delivery(self, draft: Draft, topic: Topic) -> bool:
-        """For a topic that is new, or accepts other payloads now. True if dead letters may have waited for it, so that
-        `deliver` has to be called after the commit."""
+        """Stages the delivery to a topic that is new, or accepts other payloads now. True if dead letters may have
+        waited for it, so that `deliver` has to be called after the commit."""
         box = letter_posting.existing_undelivered(draft)
         if box is None or not draft.statistics.get(box.id, box.statistics).records:
             return False

@@ -20,7 +20,7 @@ from sow_server.engine.administration.administration import Administration
 from sow_server.engine.administration.creating import TopicCreation
 from sow_server.engine.administration.parts import Parts
 from sow_server.engine.background import Background
-from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.policies_in_force import PoliciesInForce
 from sow_server.engine.catalog.rows import load_policies, load_topics
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit import letter_posting, tombstones

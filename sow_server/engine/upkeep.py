@@ -37,7 +37,7 @@ from sow_server.engine.journal.reading import ChunkHeads
 from sow_server.engine.journal.retention import prune_commits
 from sow_server.engine.opening import Opened
 from sow_server.engine.pending import Pending
-from sow_server.engine.replicas.tombstones import MADE_END
+from sow_server.engine.replicas.tombstone_purge import MADE_END
 from sow_server.engine.stored import i64
 from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError

@@ -23,8 +23,9 @@ from sow_server.engine.values.keys import EXACT_MAX
 from sow_server.engine.values.patterns import PatternError, replacer, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
+from sow_server.filters.common_subexpressions import CommonSubexpressions
 from sow_server.filters.filter_errors import FilterError
-from sow_server.filters.operands import InlineTests, Operand, Placement, ValueKinds
+from sow_server.filters.inline_tests import InlineTests, Operand
 from sow_server.filters.predicate import Matcher, Predicate
 from sow_server.filters.tree import (
     LITERALS,
@@ -54,6 +55,7 @@ from sow_server.filters.tree import (
     Path,
     Text,
     TextTest,
+    ValueKinds,
     children,
     literal,
     walk,
@@ -142,8 +144,8 @@ class _Compilation:
             "value_at": fields.value_at,
         }
         self._bound: dict[object, ast.expr] = {}
-        self._placement = Placement()
-        self._tests = InlineTests(self._placement)
+        self._subexpressions = CommonSubexpressions()
+        self._tests = InlineTests(self._subexpressions)
         self._operands: dict[Expression, Operand] = {}
         self._constant: dict[int, bool] = {}  # by id: the tree outlives this object
         if folding:
@@ -151,9 +153,9 @@ class _Compilation:
 
     def predicate(self, tree: Filter) -> Predicate:
         condition = self._truth(tree, True)
-        placed, names = self._placement.place(condition)
+        placed, names = self._subexpressions.place(condition)
         constant = bool(condition.value) if isinstance(condition, ast.Constant) else None
-        paths = tuple(operand.steps for name in names if isinstance(operand := self._placement.of[name], Path))
+        paths = tuple(operand.steps for name in names if isinstance(operand := self._subexpressions.of[name], Path))
         body: list[ast.stmt] = []
         if paths:
             body.append(
@@ -202,7 +204,7 @@ class _Compilation:
         if isinstance(expression, LITERALS) or not self._constant.get(id(expression), False):
             return expression
         inner = _Compilation(expression, frozenset(), folding=False)
-        value, _ = inner._placement.place(inner._single(expression).name)
+        value, _ = inner._subexpressions.place(inner._single(expression).name)
         return literal(inner._function([ast.Return(value)], [])())
 
     # --- conditions --------------------------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ class _Compilation:
         if not isinstance(expression, Path):
             return operand
         load = py.if_(self._tests.is_list(operand), self._apply(values.first, operand.name), operand.name)
-        return Operand(self._placement.name(("single", expression), load), _ANY)
+        return Operand(self._subexpressions.name(("single", expression), load), _ANY)
 
     def _passed_on(self, expression: Expression) -> Operand:
         """A single value that becomes the value of an expression, so that null has to be None (values [1])."""
@@ -482,7 +484,7 @@ class _Compilation:
             return operand
         simple = py.or_([py.compare(self._tests.type_of(operand), ast.Is(), py.name(name)) for name in ("str", "int")])
         load = py.if_(simple, operand.name, self._apply(values.first, operand.name))
-        return Operand(self._placement.name(("passed on", expression), load), _ANY)
+        return Operand(self._subexpressions.name(("passed on", expression), load), _ANY)
 
     def _new_operand(self, expression: Expression) -> Operand:
         match expression:
@@ -523,7 +525,7 @@ class _Compilation:
                 return self._place(expression, self._truth_value(expression), _MAYBE_BOOLEAN)
 
     def _place(self, expression: Expression, load: ast.expr, kinds: ValueKinds) -> Operand:
-        return Operand(self._placement.name(expression, load), kinds)
+        return Operand(self._subexpressions.name(expression, load), kinds)
 
     def _is_key(self, expression: Expression) -> bool:
         match expression:

@@ -43,6 +43,17 @@ MIRRORED: Final = {
 """`a < b` is `b > a`."""
 
 
+class ValueKinds(enum.Flag):
+    """The possible kinds of an expression's value."""
+
+    NULL = enum.auto()
+    BOOLEAN = enum.auto()
+    NUMBER = enum.auto()
+    TEXT = enum.auto()
+    OTHER = enum.auto()
+    """Arrays and objects."""
+
+
 class Operator(enum.Enum):
     """Arithmetic with two operands."""
 

@@ -564,7 +564,7 @@ def _coalesce(*values: object) -> object:
 
 
 def array_count(value: object) -> int | None:
-    """How many elements an array has; null for anything else."""
+    """The number of elements of an array; null for anything else."""
     return len(value) if type(value) is list else None
 
 

@@ -25,9 +25,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import itemgetter
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.formats.payloads import Decode
 from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.stored import HEADER_BYTES, header_columns
@@ -39,6 +38,9 @@ from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
 from sow_server.query.sort_memory import RETRY_MICROS, SortMemory, SortRoom, SortShare
+
+if TYPE_CHECKING:  # topics are given; to sort their records, nothing of the catalog is needed
+    from sow_server.engine.catalog.topics import Topic
 
 TERMS_MAX: Final = 16
 LENGTH_MAX: Final = 64 << 10
@@ -134,8 +136,8 @@ SortKey: TypeAlias = tuple[int, object]
 
 
 class Ranking(enum.Enum):
-    """How a term ranks values. A whole sort runs in the direction of its first term; a term of the other direction
-    inverts its values instead."""
+    """The ranks of values under a term. A whole sort runs in the direction of its first term; a term of the other
+    direction inverts its values instead."""
 
     ASCENDING = enum.auto()
     """For an ascending sort: null is the highest."""

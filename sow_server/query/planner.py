@@ -31,7 +31,7 @@ CANDIDATES_MAX: Final = 4
 
 
 class Access(enum.IntEnum):
-    """How records are found; numbered as in `sow.v1.QueryPlan.Access`."""
+    """The way in which records are found; numbered as in `sow.v1.QueryPlan.Access`."""
 
     POINTS = 1
     KEY_RANGES = 2

@@ -150,7 +150,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go."""
+        """The buffer for the next bytes."""
         if self._size is None:
             return memoryview(self._head)[self._filled :]
         return memoryview(self._content)[self._filled : self._size]

@@ -1,4 +1,4 @@
-"""`sow.v1.AdminService`: topics and the server. Parts of it look at a running server, and at its links."""
+"""The part of `sow.v1.AdminService` for topics and policies, and for the data: checks, restamps, backups."""
 
 from __future__ import annotations
 
@@ -10,29 +10,21 @@ from typing import Final, TypeVar
 
 import structlog
 
-from sow.contract import CONTRACT
 from sow.v1 import admin_pb2, types_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
-from sow_server.engine.catalog.topics import Topic, check_name
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, row_fault
 from sow_server.engine.doors import Reads, Writes
-from sow_server.engine.durables import Durable, DurableFigures
 from sow_server.engine.stored import read_header
 from sow_server.engine.values import lifetimes, model
-from sow_server.engine.values.errors import StoreError, no_topic
+from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.services.followers import Followers
-from sow_server.services.inspection_service import InspectionService, ThisServer
-from sow_server.services.links_service import LinksService
-from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
-from sow_server.services.replication import Links
 from sow_server.services.wire import convert, settings_convert
 from sow_server.services.wire.filter_values import values_read
-from sow_server.subscriptions.durable.consumer_registry import Consumers
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -43,41 +35,19 @@ MESSAGE_CHARACTERS_MAX: Final = 500
 """Characters of the fault of a row."""
 
 
-class AdminService(InspectionService):
-    """Validates, calls the store, translates. Owns only the time at which the server became ready."""
+class AdminService:
+    """Validates, calls the store, translates. Owns nothing."""
 
-    def __init__(
-        self,
-        reading: Reads,
-        writes: Writes,
-        *,
-        consumers: Consumers,
-        changes: Submissions,
-        links: Links,
-        readers: Executor,
-        followers: Followers,
-        server: ThisServer,
-    ) -> None:
-        super().__init__(reading, writes, followers, readers, links, server)
+    def __init__(self, reading: Reads, writes: Writes, changes: Submissions, readers: Executor) -> None:
+        self._reading = reading
         self._administration = writes.administration
-        self._durables = reading.durables
         self._durable_commits = writes.durables
         self._upkeep = writes.upkeep
         self._row_limits = writes.replicas.changes.limits
         """The limits that `CheckTopic` checks rows against."""
-        self._consumers = consumers
         self._changes = changes
-        self._owned = OwnedDurables(reading.durables)
-        self._ready_micros = reading.clock.now_micros()
-
-        of_links = LinksService(links)
-        self.GetReplicationStatus: Final = of_links.GetReplicationStatus
-        self.VerifyReplication: Final = of_links.VerifyReplication
-        self.RepairReplication: Final = of_links.RepairReplication
-        self.AddPeer: Final = of_links.AddPeer
-        self.RemovePeer: Final = of_links.RemovePeer
-        self.PausePeer: Final = of_links.PausePeer
-        self.ResumePeer: Final = of_links.ResumePeer
+        self._readers = readers
+        self._clock = reading.clock
 
     async def _read(self, read: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
@@ -109,7 +79,7 @@ class AdminService(InspectionService):
     async def DescribeTopic(
         self, request: admin_pb2.DescribeTopicRequest, call: Call
     ) -> admin_pb2.DescribeTopicResponse:
-        found = self._seen(call, request.name)
+        found = call.seen(request.name)
         told = self._figures_told(call, found)
 
         def describe() -> admin_pb2.Topic:
@@ -172,14 +142,6 @@ class AdminService(InspectionService):
         log.info("policy_deleted", policy=deleted.name, operator=deleted.operator)
         return admin_pb2.DeletePolicyResponse()
 
-    def _seen(self, call: Call, name: str) -> Topic:
-        """A topic that exists for the caller. Raises StoreError TOPIC_NOT_FOUND."""
-        found = call.existing(name)
-        if found is None or not call.sees(found):
-            check_name(name)
-            raise no_topic(name)
-        return found
-
     def _figures_told(self, call: Call, topic: Topic) -> bool:
         """True if a caller may know how much a topic has. Figures count records and fields that the caller may not
         see."""
@@ -192,121 +154,6 @@ class AdminService(InspectionService):
         if isinstance(target, str) and target:
             call.require(target, Action.PUBLISH, all_rows=True)
             call.require(topic, Action.READ, whole=True)
-
-    # -- durables ---------------------------------------------------------------------------------------------------
-
-    async def ListDurables(self, request: admin_pb2.ListDurablesRequest, call: Call) -> admin_pb2.ListDurablesResponse:
-        chosen = [
-            topic
-            for topic in ([self._seen(call, request.topic)] if request.topic else call.topics())
-            if call.part_of(topic, Action.CONSUME) is not None
-        ]
-
-        def messages() -> list[admin_pb2.Durable]:
-            if not request.with_figures:
-                return [
-                    self._durable(topic, durable, shown, call)
-                    for topic in chosen
-                    for durable in sorted(self._durables.of(topic), key=lambda durable: durable.name)
-                    if (shown := call.shown_name(durable.name)) is not None
-                ]
-            found: list[admin_pb2.Durable] = []
-            for topic in chosen:
-                if self._durables.count(topic):
-                    durables, now = self._durable_commits.all_figures(topic)
-                    told = call.part_of(topic, Action.CONSUME) == UNRESTRICTED
-                    found += [
-                        self._described(topic, durable, shown, figures, now, call)
-                        if told
-                        else self._durable(topic, durable, shown, call)
-                        for durable, figures in durables
-                        if (shown := call.shown_name(durable.name)) is not None
-                    ]
-            return found
-
-        return admin_pb2.ListDurablesResponse(durables=await self._read(messages))
-
-    async def DescribeDurable(
-        self, request: admin_pb2.DescribeDurableRequest, call: Call
-    ) -> admin_pb2.DescribeDurableResponse:
-        topic, restriction = call.topic(request.topic)
-        name = self._owned.name(call, request.topic, request.name)
-
-        def describe() -> admin_pb2.Durable:
-            durable, figures, now = self._durable_commits.figures(topic, name)
-            if restriction != UNRESTRICTED and not request.exact:
-                return self._durable(topic, durable, request.name, call)  # the figures count what it may not see
-            if request.exact:
-                figures = self._consumers.entries.exact(topic, durable, figures, restriction)
-            message = self._described(topic, durable, request.name, figures, now, call)
-            message.figures.exact = request.exact
-            return message
-
-        return admin_pb2.DescribeDurableResponse(durable=await self._read(describe))
-
-    def _described(
-        self, topic: Topic, durable: Durable, name: str, figures: DurableFigures, now_micros: int, call: Call
-    ) -> admin_pb2.Durable:
-        message = self._durable(topic, durable, name, call)
-        message.earliest = self._reading.instance.bookmark(figures.earliest)
-        message.figures.total_entries = figures.total_entries
-        message.figures.total_bytes = figures.total_bytes
-        message.figures.unacknowledged_entries = figures.unacknowledged_entries
-        message.figures.unacknowledged_bytes = figures.unacknowledged_bytes
-        message.figures.set_aside_entries = durable.set_aside
-        if figures.oldest_micros is not None:
-            message.figures.oldest_unacknowledged_age.FromMicroseconds(max(0, now_micros - figures.oldest_micros))
-        return message
-
-    def _durable(self, topic: Topic, durable: Durable, name: str, call: Call) -> admin_pb2.Durable:
-        """`name`: as the caller calls it."""
-        settings = self._durables.settings(topic, durable)
-        elsewhere = self._consumers.holders.elsewhere((topic.id, durable.name))
-        return admin_pb2.Durable(
-            topic=topic.name,
-            name=name,
-            filter=durable.filter,
-            acknowledged=self._reading.instance.bookmark(durable.position),
-            attached=self._consumers.is_attached(topic, durable.name),
-            create_time=convert.timestamp(durable.create_time_micros),
-            last_use_time=convert.timestamp(durable.last_use_micros),
-            settings=settings_convert.durable_settings_message(settings._asdict()),
-            replicated=durable.replicated,
-            consumer_at="" if elsewhere is None else elsewhere.instance,
-            consumer=self._consumer(topic, durable.name, call),
-            pin=durable.pin,
-            owner=durable.name.rpartition("/")[0],
-            reader=durable.reader,
-        )
-
-    def _consumer(self, topic: Topic, name: str, call: Call) -> admin_pb2.DurableConsumer | None:
-        """The attached consumer, if the caller may know it. Not its progress if that would tell of hidden changes."""
-        found = self._followers.consumer(topic.id, name)
-        if found is None or not (call.owns(found.call.owner) or call.may(Action.OBSERVE)):
-            return None
-        whole = call.may(Action.OBSERVE) or call.part_of(topic, Action.CONSUME) == UNRESTRICTED
-        return found.as_consumer(self._reading.instance, progress=whole)
-
-    async def DeleteDurable(
-        self, request: admin_pb2.DeleteDurableRequest, call: Call
-    ) -> admin_pb2.DeleteDurableResponse:
-        topic = call.topic(request.topic).topic
-        name = self._owned.name(call, request.topic, request.name)
-        deleted = await self._consumers.delete(topic, name, force=request.force)
-        log.info("durable_deleted", topic=topic.name, durable=deleted.name)
-        return admin_pb2.DeleteDurableResponse()
-
-    async def ClearBacklog(self, request: admin_pb2.ClearBacklogRequest, call: Call) -> admin_pb2.ClearBacklogResponse:
-        topic, restriction = call.topic(request.topic)
-        if request.name:
-            name = self._owned.name(call, request.topic, request.name)
-        else:
-            call.topic(request.topic, Action.TOPIC_ADMIN, whole=True)
-            name = ""
-        cleared = await self._consumers.clear(topic, name)
-        log.info("backlog_cleared", topic=topic.name, durables=cleared.durables, entries=cleared.entries)
-        told = restriction.rows is None  # before any filter, so they count records that the caller may not see
-        return admin_pb2.ClearBacklogResponse(acknowledged_entries=cleared.entries if told else 0)
 
     async def CheckTopic(
         self, request: admin_pb2.CheckTopicRequest, call: Call
@@ -384,57 +231,6 @@ class AdminService(InspectionService):
             log.info("restamped", topic=topic.name, mode=mode.name, records=progress.restamped)
         progress.done = True
         yield progress
-
-    async def GetStatus(self, request: admin_pb2.GetStatusRequest, call: Call) -> admin_pb2.GetStatusResponse:
-        return await self._read(self._status)
-
-    def _status(self) -> admin_pb2.GetStatusResponse:
-        reading, failure = self._reading, self._commits.failure
-        counts = reading.cuts.counts()
-        disk = self._upkeep.disk()
-        return admin_pb2.GetStatusResponse(
-            instance=self._server.instance,
-            instance_id=reading.instance.id,
-            journal_epoch=reading.instance.epoch,
-            server_version=self._server.version,
-            state="serving" if failure is None else "failed",
-            failure="" if failure is None else f"{failure.reason.name}: {failure.message}",
-            ready_time=convert.timestamp(self._ready_micros),
-            clock_time=convert.timestamp(self._clock.now_micros()),
-            sweep_paused=self._clock.paused,
-            last_sequence=self._commits.last_sequence,
-            live_records=sum(one.live for one in counts.values()),
-            overdue_records=sum(one.overdue for one in counts.values()),
-            topics=len(counts),
-            disk_bytes=self._upkeep.disk_bytes(),
-            disk_free_bytes=disk.free,
-            disk_size_bytes=disk.size,
-        )
-
-    async def DescribeInstance(
-        self, request: admin_pb2.DescribeInstanceRequest, call: Call
-    ) -> AsyncGenerator[admin_pb2.DescribeInstanceResponse, None]:
-        told: bool | None = None
-        while True:
-            # A failed commit shows at once: health follows up to a fifth of a second later.
-            serving = self._healthy.serving and self._commits.failure is None
-            if serving != told:
-                told = serving
-                yield admin_pb2.DescribeInstanceResponse(
-                    name=self._server.instance,
-                    id=self._reading.instance.id,
-                    journal_epoch=self._reading.instance.epoch,
-                    cluster=self._server.cluster,
-                    serving=serving,
-                    server_version=self._server.version,
-                    contract=CONTRACT,
-                )
-                if not request.watch:
-                    return
-            elif self._healthy.is_stopping:
-                return  # a call that goes on would delay the stop
-            else:
-                await self._healthy.changed()
 
     async def AcceptClock(self, request: admin_pb2.AcceptClockRequest, call: Call) -> admin_pb2.AcceptClockResponse:
         before, after = self._clock.accept()

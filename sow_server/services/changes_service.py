@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
 import structlog
 
@@ -15,11 +14,13 @@ from sow_server.access.caller import Call, Granted
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.bookmarks import parse
-from sow_server.engine.values.keys import TOPIC_NAME, check_parts
+from sow_server.engine.values.keys import TOPIC_NAME
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters.parameters import Values
 from sow_server.query.filtering import RecordFilter, callers_filter
 from sow_server.services.ownership import OwnedDurables
+from sow_server.services.reader_pieces import ReaderPieces
+from sow_server.services.records.positions import on_disk
 from sow_server.services.wire import convert, packing
 from sow_server.services.wire.filter_values import filter_values
 from sow_server.subscriptions.durable.consumer_registry import Consumers
@@ -37,16 +38,10 @@ from sow_server.subscriptions.request import Start, StartKind
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
-
 SHARES_MAX: Final = 1_000
 KEYS_MAX: Final = 10_000
 PARTS_MAX: Final = 1_000
 """The largest number of parts of a plan. Finding one takes some twenty seeks; finding all takes a tenth of a second."""
-PIECES_AT_ONCE: Final = 1
-"""Pieces of work on exports and ranges that reader threads do at the same time, for all streams together. A query has
-somebody who waits for it, so it must find a free thread however many clients read snapshots. Two pieces at a time would
-not read faster, because iterating holds the GIL; a publish beside them took half as long again."""
 IDLE_TTL_MICROS: Final = 3_600 * MICROS
 IDLE_TTL_MICROS_MIN: Final = MICROS
 PIN_IDLE_TTL_MAX_MICROS: Final = 7 * 86_400 * MICROS
@@ -63,7 +58,8 @@ class ChangesService:
         writes: Writes,
         hub: Hub,
         consumers: Consumers,
-        readers: Executor,
+        pieces: ReaderPieces,
+        *,
         pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
     ) -> None:
         self._pin_idle_max = pin_idle_max
@@ -72,30 +68,7 @@ class ChangesService:
         self._commits = writes.commits
         self._hub = hub
         self._consumers = consumers
-        self._readers = readers
-        self._at_once = asyncio.Semaphore(PIECES_AT_ONCE)
-        self._pieces: set[asyncio.Task[Any]] = set()
-        """Work under way; the event loop itself holds tasks only weakly."""
-
-    def _work(self, run: Callable[[], T]) -> asyncio.Task[T]:
-        """Runs a piece of work on a reader thread. It is finished even if its caller has gone."""
-
-        async def take_turn() -> T:
-            async with self._at_once:
-                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
-
-        return self._kept(take_turn())
-
-    def _kept(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        piece = asyncio.get_running_loop().create_task(work)
-        self._pieces.add(piece)
-        piece.add_done_callback(self._done)
-        return piece
-
-    def _done(self, piece: asyncio.Task[Any]) -> None:
-        self._pieces.discard(piece)
-        if not piece.cancelled():
-            piece.exception()  # its caller has got it, or has gone
+        self._pieces = pieces
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -116,7 +89,7 @@ class ChangesService:
         end = await self._end_of(request.end_bookmark, position, told=told) if request.end_bookmark else None
         marking = self._hub.marking(topic) if told else None
         found = await asyncio.shield(
-            self._work(lambda: plan_range(reading.cuts, reading.instance, topic, start, position, end, limits))
+            self._pieces.run(lambda: plan_range(reading.cuts, reading.instance, topic, start, position, end, limits))
         )
         response = snapshot_pb2.PlanChangesResponse(
             start_bookmark=reading.instance.bookmark(found.start),
@@ -139,7 +112,7 @@ class ChangesService:
         if not told:
             return await self._position_on_disk(bookmark)
         position = self._hub.position_here(bookmark)
-        await self._on_disk(position)
+        await on_disk(self._commits, position)
         return position
 
     async def _end_of(self, bookmark: str, start: int, *, told: bool) -> int:
@@ -151,13 +124,8 @@ class ChangesService:
         """The position of a bookmark, once everything up to there is on disk. Raises StoreError with one of three
         reasons."""
         position = self._hub.position(bookmark)
-        await self._on_disk(position)
+        await on_disk(self._commits, position)
         return position
-
-    async def _on_disk(self, sequence: int) -> None:
-        """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
-        if sequence > self._commits.synced_sequence:
-            await self._commits.barrier()
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -179,13 +147,13 @@ class ChangesService:
             raise convert.invalid(
                 "history_bookmark", f"names the sequence {history}, and the range begins after {start}"
             )
-        check_parts(topic.settings.key, request.keys)
+        convert.check_key_parts(topic.settings.key, request.keys)
         chosen = _keys(request) or _share(request.share, request.shares)
         text = request.filter
         reader = RangeReader(
             reading,
             topic,
-            await asyncio.shield(self._work(lambda: _filter(granted, text, filter_values(request.parameters))))
+            await asyncio.shield(self._pieces.run(lambda: _filter(granted, text, filter_values(request.parameters))))
             if text or request.parameters or restriction.rows is not None
             else None,
             RangeBounds(start, end, history),
@@ -212,13 +180,13 @@ class ChangesService:
             return response.SerializeToString()
 
         # One piece ahead: the next one is read while this one is sent. Each piece releases its cut when it ends.
-        ahead = self._work(next_batch)
+        ahead = self._pieces.run(next_batch)
         done = False
         while not done:
             encoded = await asyncio.shield(ahead)
             done = reader.done
             if not done:
-                ahead = self._work(next_batch)
+                ahead = self._pieces.run(next_batch)
             if encoded:
                 yield encoded
         yield snapshot_pb2.ReadChangesResponse(footer=footer).SerializeToString()

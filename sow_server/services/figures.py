@@ -19,7 +19,7 @@ OVERDUE_MAX: Final = 100_000
 
 
 class Counts(NamedTuple):
-    """How often something took how long, since the start."""
+    """The numbers of times that something took so long, since the start."""
 
     name: str
     bounds: tuple[float, ...]

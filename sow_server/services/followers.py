@@ -34,7 +34,7 @@ class Follower:
     since_micros: int
 
     def described(self, instance: Instance) -> admin_pb2.ActiveSubscription:
-        """For an operator."""
+        """The subscription as an operator is told of it."""
         call, asked, source = self.call, self.request, self.source
         return admin_pb2.ActiveSubscription(
             id=self.id,

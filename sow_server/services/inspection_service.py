@@ -1,4 +1,4 @@
-"""The part of `sow.v1.AdminService` that looks at a running server: what falls due, who follows what,
+"""The part of `sow.v1.AdminService` that looks at a running server: its state, what falls due, who follows what,
 figures, the configuration, the log."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from sow.contract import CONTRACT
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.config import Setting
@@ -21,7 +22,7 @@ from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.log_tail import LEVELS, LINES_MAX, Line, LogTail
 from sow_server.services.replication import Links
-from sow_server.services.wire.convert import invalid
+from sow_server.services.wire.convert import invalid, timestamp
 
 INTERVAL_MICROS: Final = MICROS
 INTERVAL_MICROS_MIN: Final = MICROS // 10
@@ -48,7 +49,8 @@ class ThisServer:
 
 
 class InspectionService:
-    """Validates, asks, translates. Owns the count of overdue records, which all watchers share."""
+    """Validates, asks, translates. Owns the count of overdue records, which all watchers share, and the time when the
+    server became ready."""
 
     def __init__(
         self,
@@ -61,12 +63,14 @@ class InspectionService:
     ) -> None:
         self._reading = reading
         self._commits = writes.commits
+        self._upkeep = writes.upkeep
         self._followers = followers
         self._readers = readers
         self._links = links
         self._server = server
         self._healthy = server.healthy
         self._clock = reading.clock
+        self._ready_micros = reading.clock.now_micros()
         self._overdue = OverdueCount(reading.cuts, readers)
 
     async def GetExpiryHorizon(
@@ -80,6 +84,57 @@ class InspectionService:
             parts = [(topic, call.part_of(topic)) for topic in call.topics()]
             topics = [topic for topic, part in parts if part is not None and part.rows is None]
         return await horizons.counted(self._reading.cuts, self._readers, topics, edges, exact=request.exact)
+
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, call: Call) -> admin_pb2.GetStatusResponse:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._status)
+
+    def _status(self) -> admin_pb2.GetStatusResponse:
+        reading, failure = self._reading, self._commits.failure
+        counts = reading.cuts.counts()
+        disk = self._upkeep.disk()
+        return admin_pb2.GetStatusResponse(
+            instance=self._server.instance,
+            instance_id=reading.instance.id,
+            journal_epoch=reading.instance.epoch,
+            server_version=self._server.version,
+            state="serving" if failure is None else "failed",
+            failure="" if failure is None else f"{failure.reason.name}: {failure.message}",
+            ready_time=timestamp(self._ready_micros),
+            clock_time=timestamp(self._clock.now_micros()),
+            sweep_paused=self._clock.paused,
+            last_sequence=self._commits.last_sequence,
+            live_records=sum(one.live for one in counts.values()),
+            overdue_records=sum(one.overdue for one in counts.values()),
+            topics=len(counts),
+            disk_bytes=self._upkeep.disk_bytes(),
+            disk_free_bytes=disk.free,
+            disk_size_bytes=disk.size,
+        )
+
+    async def DescribeInstance(
+        self, request: admin_pb2.DescribeInstanceRequest, call: Call
+    ) -> AsyncGenerator[admin_pb2.DescribeInstanceResponse, None]:
+        told: bool | None = None
+        while True:
+            # A failed commit shows at once: health follows up to a fifth of a second later.
+            serving = self._healthy.serving and self._commits.failure is None
+            if serving != told:
+                told = serving
+                yield admin_pb2.DescribeInstanceResponse(
+                    name=self._server.instance,
+                    id=self._reading.instance.id,
+                    journal_epoch=self._reading.instance.epoch,
+                    cluster=self._server.cluster,
+                    serving=serving,
+                    server_version=self._server.version,
+                    contract=CONTRACT,
+                )
+                if not request.watch:
+                    return
+            elif self._healthy.is_stopping:
+                return  # a call that goes on would delay the stop
+            else:
+                await self._healthy.changed()
 
     async def GetConfig(self, request: admin_pb2.GetConfigRequest, call: Call) -> admin_pb2.GetConfigResponse:
         return admin_pb2.GetConfigResponse(

@@ -30,7 +30,7 @@ UPKEEP_SECONDS: Final = 1.0
 PASSING: Final = frozenset({Reason.OVERLOADED, Reason.WRITE_STALLED, Reason.BACKLOG_QUOTA_EXCEEDED})
 
 
-class Loading:
+class LoadJobs:
     """Owns the tasks. On the event loop."""
 
     def __init__(self, reads: Reads, writes: Writes, admission: Admission, readers: Executor) -> None:

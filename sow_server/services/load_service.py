@@ -25,7 +25,7 @@ from sow_server.engine.loads import (
 )
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.door.received import readable
-from sow_server.services.load_jobs import Loading
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.records.writing import permit_load
 from sow_server.services.wire import convert
 
@@ -78,7 +78,7 @@ class LoadService:
     def __init__(
         self,
         writes: Writes,
-        loading: Loading,
+        jobs: LoadJobs,
         readers: Executor,
         limits: RequestLimits,
         *,
@@ -87,7 +87,7 @@ class LoadService:
         self._dynamic_topics = dynamic_topics
         self._loads = writes.loads
         self._commits = writes.commits
-        self._loading = loading
+        self._jobs = jobs
         self._readers = readers
         self._limits = limits
         self._room = _RequestMemory()
@@ -207,7 +207,7 @@ class LoadService:
         self._owned(call, request.load_id)
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
         committed = self._loads.commit(request.load_id, parts)
-        committed.then(lambda _: self._loading.wake())  # also if the caller has gone meanwhile
+        committed.then(lambda _: self._jobs.wake())  # also if the caller has gone meanwhile
         load = await committed
         while True:
             row = load.row
@@ -218,7 +218,7 @@ class LoadService:
                 return
             if (failure := self._commits.failure) is not None:
                 raise StoreError(failure.reason, failure.message)  # the next start continues it
-            await self._loading.progressed(load)
+            await self._jobs.progressed(load)
 
     def _owned(self, call: Call, load_id: str) -> Load:
         """A load of the caller, on a topic that it may still load; another one's does not exist. Raises StoreError."""

@@ -1,9 +1,9 @@
-"""`sow.v1.SnapshotService`: exports of topics, read in parts. `changes_service` has the RPCs for changes."""
+"""The part of `sow.v1.SnapshotService` for exports of topics, which are read in parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
@@ -25,14 +25,13 @@ from sow_server.query.exports import (
     NOT_PERMITTED,
     Exports,
 )
-from sow_server.services.changes_service import PIN_IDLE_TTL_MAX_MICROS, ChangesService
 from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
+from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.answering import opened
+from sow_server.services.records.positions import on_disk
 from sow_server.services.wire import narrowing, packing
 from sow_server.services.wire.convert import invalid
 from sow_server.services.wire.filter_values import filter_values, values_read
-from sow_server.subscriptions.durable.consumer_registry import Consumers
-from sow_server.subscriptions.hub import Hub
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +43,7 @@ READER_CHARACTERS_MAX: Final = 200
 """The name of a reader (rule Q8)."""
 
 
-class SnapshotService(ChangesService):
+class SnapshotService:
     """Validates, calls, translates. Makes the readings of an export take turns."""
 
     def __init__(
@@ -52,18 +51,16 @@ class SnapshotService(ChangesService):
         reading: Reads,
         writes: Writes,
         exports: Exports[ServedExport],
-        hub: Hub,
-        consumers: Consumers,
         readers: Executor,
         long: LongExports,
-        *,
-        pin_idle_max: int = PIN_IDLE_TTL_MAX_MICROS,
+        pieces: ReaderPieces,
     ) -> None:
-        super().__init__(reading, writes, hub, consumers, readers, pin_idle_max)
+        self._reading = reading
+        self._commits = writes.commits
         self._exports = exports
+        self._readers = readers
         self._long = long
-
-    # -- exports ----------------------------------------------------------------------------------------------------
+        self._pieces = pieces
 
     async def OpenExport(self, request: snapshot_pb2.OpenExportRequest, call: Call) -> snapshot_pb2.OpenExportResponse:
         if request.parts > PARTS_MAX:
@@ -94,7 +91,7 @@ class SnapshotService(ChangesService):
             if export is None:
                 export = await self._open_here(topic, restriction, request, call.owner)
             try:
-                await self._on_disk(export.sequence)
+                await on_disk(self._commits, export.sequence)
                 # Another task of the reader may have been faster.
                 present = self._successor(request, call, topic) if request.successor_of else None
                 if present is None:
@@ -150,12 +147,12 @@ class SnapshotService(ChangesService):
         export = await opened(asyncio.get_running_loop().run_in_executor(self._readers, made))
         turn = asyncio.Lock()
         try:
-            while not await asyncio.shield(self._piece(turn, export.prepare)):
+            while not await asyncio.shield(self._pieces.run(export.prepare, turn)):
                 pass
         except BaseException:
             export.close()
             raise
-        return OwnExport(export, lambda run: self._piece(turn, run), lambda: self._reading.origins.names)
+        return OwnExport(export, lambda work: self._pieces.run(work, turn), lambda: self._reading.origins.names)
 
     def _check_owner(self, call: Call, export_id: str) -> None:
         """An export of another caller does not exist, and neither does one with more than the caller may read by now.
@@ -211,16 +208,6 @@ class SnapshotService(ChangesService):
             raise
         self._exports.find(export_id)  # it may have ended meanwhile
         return answered
-
-    def _piece(self, turn: asyncio.Lock, run: Callable[[], T]) -> asyncio.Task[T]:
-        """Runs a piece of work on an export on a reader thread, when it is its turn. It must not be cancelled, as the
-        thread uses the cursor until the piece is finished."""
-
-        async def take_turn() -> T:
-            async with turn, self._at_once:
-                return await asyncio.get_running_loop().run_in_executor(self._readers, run)
-
-        return self._kept(take_turn())
 
     async def RenewExport(
         self, request: snapshot_pb2.RenewExportRequest, call: Call

@@ -23,7 +23,6 @@ from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.keys import check_parts
 from sow_server.engine.values.lifetimes import LifetimeError
 from sow_server.engine.values.model import Delete, Durability, Lifetime, PublishChannel
 from sow_server.engine.values.policies import NOTHING
@@ -35,7 +34,7 @@ from sow_server.services.followers import Followers
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.answering import close_after
 from sow_server.services.records.getting import Getting, LongGets
-from sow_server.services.records.positions import Positions
+from sow_server.services.records.positions import Positions, on_disk
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.records.submissions import Submissions, Submitted
@@ -100,7 +99,7 @@ class Subscribing:
 
 @dataclass(frozen=True, slots=True)
 class PublishOptions:
-    """How publishes are treated."""
+    """The options for publishes."""
 
     durability: Durability
     """The durability of a publish that asks for none."""
@@ -238,7 +237,7 @@ class SowService:
                 f"keys: {len(request.keys)} keys are more than the limit of {GET_KEYS_MAX} per request",
                 field="keys",
             )
-        check_parts(granted.topic.settings.key, request.keys)
+        convert.check_key_parts(granted.topic.settings.key, request.keys)
         granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
@@ -371,10 +370,10 @@ class SowService:
         if not request.key:
             raise convert.invalid("key", "is needed")
         topic, restriction = call.topic(request.topic)
-        check_parts(topic.settings.key, [request.key], "key")
+        convert.check_key_parts(topic.settings.key, [request.key], "key")
         reading = self._reading
         upto = self._hub.position(request.upto_bookmark) if request.upto_bookmark else self._commits.last_sequence
-        await self._on_disk(upto)
+        await on_disk(self._commits, upto)
         history = History(
             reading.cuts,
             topic,
@@ -394,11 +393,6 @@ class SowService:
         if history.next_position:
             end.next_bookmark = reading.instance.bookmark(history.next_position)
         yield sow_pb2.ReadHistoryResponse(end=end)
-
-    async def _on_disk(self, sequence: int) -> None:
-        """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
-        if sequence > self._commits.synced_sequence:
-            await self._commits.barrier()
 
     async def Acknowledge(self, request: sow_pb2.AcknowledgeRequest, call: Call) -> sow_pb2.AcknowledgeResponse:
         topic = call.topic(request.topic).topic
@@ -470,7 +464,7 @@ class SowService:
             if request.HasField("publisher"):
                 delete.publisher = convert.acting(request.publisher)
             if selection == "by_keys":
-                check_parts(topic.settings.key, request.by_keys.keys, "by_keys.keys")
+                convert.check_key_parts(topic.settings.key, request.by_keys.keys, "by_keys.keys")
                 delete.keys = list(request.by_keys.keys)
             else:
                 delete.payload = request.by_payload

@@ -12,7 +12,7 @@ from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, MessageType
 from sow_server.filters import Filter, Meta, Predicate
-from sow_server.subscriptions.frames import SnapshotBatch, SnapshotBegin
+from sow_server.subscriptions.frames import ChangeFrame, Row, SnapshotBatch, SnapshotBegin, frames_of
 
 BATCH_RECORDS_MAX: Final = 10_000
 PROGRESS_MICROS: Final = 5 * MICROS
@@ -85,7 +85,7 @@ class View(NamedTuple):
 
 
 class StartKind(enum.Enum):
-    """Where a subscription starts (rule S4)."""
+    """The kind of place where a subscription starts (rule S4)."""
 
     NOW = enum.auto()
     BOOKMARK = enum.auto()
@@ -94,7 +94,7 @@ class StartKind(enum.Enum):
 
 
 class Start(NamedTuple):
-    """Where to start; `bookmark` and `time_micros` are set for their kinds only."""
+    """The place to start at; `bookmark` and `time_micros` are set for their kinds only."""
 
     kind: StartKind = StartKind.NOW
     bookmark: str = ""
@@ -127,6 +127,19 @@ class Wants:
     def leaving(self) -> bool:
         """True if the subscriber hears of records that leave its view."""
         return self.oof or self.changes
+
+    def frames(self, topic: str, rows: Sequence[Row], *, after: int, bookmark: int, atomic: bool) -> list[ChangeFrame]:
+        """The rows of a topic as frames. Those of an atomic request are only resumed at its end."""
+        return frames_of(
+            topic,
+            rows,
+            batch_size=self.batch_size,
+            after=after,
+            bookmark=bookmark,
+            together=atomic,
+            atomic=atomic,
+            judged=not (self.changes or self.delta),
+        )
 
 
 @dataclass(frozen=True, slots=True)

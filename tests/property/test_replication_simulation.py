@@ -14,9 +14,9 @@ import pytest
 
 from sow.v1 import types_pb2
 from sow_peering import InstanceIdentity, JournalPart, MergeCounts, Packed, PublisherMark
-from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Counted, Refused
+from sow_replication.purging import TombstonePurge
 from sow_replication.receiver import Receiver
 from tests.support.oracles.examples import lives
 from tests.support.simulation.replica_model import ModelStore
@@ -610,8 +610,8 @@ def test_the_check_finds_an_instance_that_reapplies_its_own_lost_rows() -> None:
 
 
 def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See node [2]."""
-    monkeypatch.setattr(Node, "_strangers", lambda self: False)
+    """See purging [1]."""
+    monkeypatch.setattr(TombstonePurge, "_awaits_a_source", lambda self: False)
 
     def wrong(number: int) -> bool:
         try:
@@ -624,6 +624,6 @@ def test_a_node_that_forgets_senders_that_have_not_come_is_found(monkeypatch: py
 
 
 def test_a_node_that_does_not_wait_until_its_sources_have_been_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See node [2]."""
+    """See purging [1]."""
     monkeypatch.setattr(Receiver, "satisfied_probe", property(lambda it: 2**62, lambda it, probe: None), raising=False)
     assert found(first=15)

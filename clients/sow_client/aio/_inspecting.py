@@ -44,7 +44,7 @@ class AsyncInspecting(AsyncCalls):
     async def expiry_horizon(
         self, topic: str | None = None, spans: Iterable[Ttl] = (), *, exact: bool = False
     ) -> ExpiryHorizon:
-        """How many records of a topic, or of all topics, fall due in each of several spans of time.
+        """The numbers of records of a topic, or of all topics, that fall due in each of several spans of time.
 
         `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. Up to 100,000
         records are looked at, and further ones counted by the expiry index, which is an estimate where lifetimes were

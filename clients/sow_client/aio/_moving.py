@@ -107,7 +107,7 @@ class AsyncTransport:
 
     @property
     def moves_max(self) -> int:
-        """How often one call may go on elsewhere; 0: the client has one address."""
+        """The number of times that one call may go on elsewhere; 0: the client has one address."""
         return 0 if self.lines.single is not None else max(2, len(self.lines.opened))
 
     async def await_ready(

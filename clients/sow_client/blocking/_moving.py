@@ -107,7 +107,7 @@ class Transport:
 
     @property
     def moves_max(self) -> int:
-        """How often one call may go on elsewhere; 0: the client has one address."""
+        """The number of times that one call may go on elsewhere; 0: the client has one address."""
         return 0 if self.lines.single is not None else max(2, len(self.lines.opened))
 
     def await_ready(self, seconds: float | None = None, home: Home | None = None, needs: Needed | None = None) -> _Line:

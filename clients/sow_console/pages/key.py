@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_client import FailedPrecondition, History, NotFound, Record, SowError
-from sow_console import documents, letters, story
+from sow_console import documents, letter_contents, story
 from sow_console.pages.page import Facts, View, operands
 
 CHAPTERS: Final = 100
@@ -65,10 +65,10 @@ async def _letters(view: View, topic: str, key: str, chapters: Sequence[story.Ch
     by_key = described.settings.dead_letter_by_key
     for one in chapters:
         if one.event == "expired":
-            names[key if by_key else letters.copy_key(topic, key, one.version)] = (str(one.sequence), "")
+            names[key if by_key else letter_contents.copy_key(topic, key, one.version)] = (str(one.sequence), "")
         elif not by_key and one.payload:
             for durable in durables:
-                names[letters.copy_key(topic, key, one.version, durable)] = (str(one.sequence), durable)
+                names[letter_contents.copy_key(topic, key, one.version, durable)] = (str(one.sequence), durable)
         if len(names) >= LETTERS_MAX:
             break
     if not names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sow_console import letters
+from sow_console import letter_contents
 from sow_console.pages.page import Facts, View
 
 LETTERS: Final = 50
@@ -16,7 +16,7 @@ SORTED_MAX: Final = 100_000
 async def facts(view: View) -> Facts:
     """The topics of dead letters, and the letters of the one that was chosen, or that matches a filter."""
     topics = await view.client.topics(with_statistics=True)
-    boxes = letters.boxes(topics)
+    boxes = letter_contents.boxes(topics)
     topic, filter_text = view.argument("topic"), view.argument("filter")
     made: dict[str, object] = {
         "topic": topic,
@@ -36,7 +36,7 @@ async def facts(view: View) -> Facts:
     ) as found:
         records = [record async for record in found]
     return made | {
-        "letters": [letters.read(record, topics) for record in records[:LETTERS]],
+        "letters": [letter_contents.read(record, topics) for record in records[:LETTERS]],
         "more": len(records) > LETTERS,
         "newest": newest,
         "by_key": [one.name for one in topics if one.settings.dead_letter == topic],

@@ -13,7 +13,7 @@ from sow_server.engine.administration.altering import AlterTopic, ReleaseTopic
 from sow_server.engine.administration.creating import TopicCreation
 from sow_server.engine.administration.deleting import DeleteTopic, DeleteUnused
 from sow_server.engine.administration.parts import Parts
-from sow_server.engine.administration.policies import DeletePolicy, NewPolicies, SetPolicy
+from sow_server.engine.administration.policy_changes import DeletePolicy, NewPolicies, SetPolicy
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.commits import Commits
 from sow_server.engine.pending import Pending
@@ -99,7 +99,8 @@ class Administration:
         return self._parts.policies.effective(topic)
 
     def policy_matches(self) -> Counter[tuple[PolicyTarget, str]]:
-        """How many topics, and durables, take something from each origin, see `Effective`; looks at all of them."""
+        """The number of topics, and of durables, that take something from each origin, see `Effective`. Looks at all of
+        them."""
         policies, taken = self.policies, Counter[tuple[PolicyTarget, str]]()
         for topic in tuple(self._parts.core.topics.by_id.values()):
             taken.update({(PolicyTarget.TOPICS, origin) for origin in self.effective(topic).origins.values()})

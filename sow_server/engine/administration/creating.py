@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sow_server.engine.background import Background
 from sow_server.engine.catalog.indexes import NO_INDEXES, altered
-from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.policies_in_force import PoliciesInForce
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
 from sow_server.engine.catalog.topics import Declaration, Topic, Topics, check_name, check_settings
 from sow_server.engine.commit import letter_copies, letter_posting
@@ -105,7 +105,7 @@ class CreateTopic:
 
 
 def check_dead_letters(topics: Topics, draft: Draft, name: str, settings: TopicSettings, declared: Declared) -> None:
-    """For new settings of a topic: their dead letters have to go together with other topics (rule T3)."""
+    """Checks that the dead letters of a topic's new settings go together with other topics (rule T3)."""
     letter_copies.check(topics, name, settings, declared)
     if settings.dead_letter and settings.on_missing is OnMissing.RETAIN:
         letter_posting.undelivered(draft)  # from now on it can be watched

@@ -40,7 +40,7 @@ def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, 
 
 
 def take_into_force(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
-    """After the commit: takes new settings into force."""
+    """Takes new settings into force, after the commit."""
     enabled: list[Topic] = []
     swept = False
     for topic, settings, indexes in changes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sow_server.engine.background import Background
-from sow_server.engine.catalog.policies import PoliciesInForce
+from sow_server.engine.catalog.policies_in_force import PoliciesInForce
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.core import Core
 from sow_server.engine.durables import Durables

@@ -49,7 +49,7 @@ class Index(NamedTuple):
 
     @property
     def stop(self) -> bytes:
-        """Above all its entries: no kind is 255."""
+        """A key above all its entries: no kind is 255."""
         return self.prefix + b"\xff"
 
 
@@ -77,8 +77,8 @@ def may_have_more(
 
 
 def entries_count(indexes: Sequence[Index], document: object) -> tuple[int, str]:
-    """How many entries a document has in all indexes, and the field with the most of them; without making them. Values
-    that differ only beyond the precision of an entry count each."""
+    """The number of entries that a document has in all indexes, and the field with the most of them. It does not make
+    them. Values that differ only beyond the precision of an entry count each."""
     counts = [(len(set(entries_of(value_at(document, index.steps)))), index.path) for index in indexes]
     return sum(count for count, _ in counts), max(counts)[1]
 

@@ -402,14 +402,15 @@ class DurableEditor:
         return found
 
     def freeze(self, topic: Topic) -> None:
-        """Before the topic's settings, or policies, change: entries that are gone for its durables stay gone."""
+        """Entries that are gone for its durables stay gone. To be called before the topic's settings, or policies,
+        change."""
         for durable in list(self._drafted.existing(topic)):
             earliest = self._floors.earliest(topic, durable)
             if earliest > durable.floor:
                 self._drafted.put(durable._replace(floor=earliest))
 
     def reset(self, topic: Topic) -> None:
-        """After all of the topic's journal has gone: puts its durables at the floor that the draft has set."""
+        """Puts its durables at the floor that the draft has set, after all of the topic's journal has gone."""
         figures = self._drafted.figures(topic)
         floor = figures.floor_sequence
         for durable in list(self._drafted.existing(topic)):

@@ -15,7 +15,7 @@ RETENTION: Final = "retention"
 
 
 class FloorTargets(NamedTuple):
-    """How far the floor of a topic may rise, and how far it has to."""
+    """The floor to which a topic may rise, and the one to which it has to."""
 
     held: int
     """No durable holds the entries up to here."""

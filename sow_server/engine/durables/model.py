@@ -21,7 +21,7 @@ STEPS_MAX: Final = 16
 
 
 class GapReason(enum.IntEnum):
-    """Why entries are missing; numbered as in `sow.v1.GapReason`."""
+    """The reason why entries are missing; numbered as in `sow.v1.GapReason`."""
 
     DISCARDED = 1
     EVICTED = 2
@@ -108,7 +108,7 @@ class Durable(NamedTuple):
         return min([self.position, *[gap.after for gap in self.gaps]])
 
     def delivered(self, sequence: int) -> int:
-        """How often earlier sessions have handed over an entry that is not acknowledged."""
+        """The number of times that earlier sessions have handed over an entry that is not acknowledged."""
         return delivered(self.deliveries, sequence)
 
     @property
@@ -230,7 +230,7 @@ def rewinds_of(*several: Iterable[Stamp]) -> tuple[Stamp, ...]:
 
 
 def delivered(deliveries: Iterable[DeliveryStep], sequence: int) -> int:
-    """How often an entry was handed over, by the deliveries of its durable."""
+    """The number of times that an entry was handed over, by the deliveries of its durable."""
     return next((step.times for step in deliveries if step.upto >= sequence), 0)
 
 

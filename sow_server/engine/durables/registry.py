@@ -145,7 +145,7 @@ class Durables:
         return found
 
     def buried(self, topic_id: int, name: str) -> Stamp | None:
-        """When the deleted durable of a name was born; None: none of it was deleted."""
+        """The time when the deleted durable of a name was born; None: none of it was deleted."""
         found = self._topics.get(topic_id)
         removed = None if found is None else found.removed.get(name)
         return None if removed is None or not removed.buried.number else removed.buried

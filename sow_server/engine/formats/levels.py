@@ -38,8 +38,8 @@ _OPENED: Final = (dict, list)
 
 
 class Index(NamedTuple):
-    """Where the parts of a value are, in the order of their beginnings. The first is the value itself; there is none if
-    it has no objects or arrays inside. Arrays of numbers, as there may be a part for every few bytes.
+    """The places of the parts of a value, in the order of their beginnings. The first is the value itself; there is
+    none if it has no objects or arrays inside. Arrays of numbers, as there may be a part for every few bytes.
     """
 
     text: bytes

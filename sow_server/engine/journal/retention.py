@@ -20,7 +20,7 @@ MEMOS_MAX: Final = 16
 
 
 class JournalBounds(NamedTuple):
-    """How far back a journal is kept. None: no bound of that kind."""
+    """The bounds of a journal: how far back it is kept. None: no bound of that kind."""
 
     time_micros: int | None = None
     bytes: int | None = None

@@ -115,7 +115,7 @@ class CommandedPeers:
             draft.batch.puts[META][link_key(name)] = _encoded(row)
 
     def apply(self, name: str, row: _Row) -> None:
-        """After the commit: the row is in force ([1])."""
+        """The row is in force, after the commit ([1])."""
         rows = dict(self.rows)  # read on other threads
         if row == _Row():
             rows.pop(name, None)
@@ -124,7 +124,7 @@ class CommandedPeers:
         self.rows = rows
 
     def cover(self) -> None:
-        """After the commit: other topics may be shared from now on, or no longer."""
+        """Other topics may be shared from now on, or no longer. To be called after the commit."""
         self.sources.cover()
         for topic in self._topics.by_id.values():
             topic.replicated = self._shared.covers(topic.name)

@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
 
 class SeedState(enum.IntEnum):
-    """How far a topic of a source has been seeded."""
+    """The state of a topic of a source: how far it has been seeded."""
 
     UNDER_WAY = 0
     COMPLETE = 1

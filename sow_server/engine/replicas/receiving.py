@@ -24,7 +24,7 @@ from sow_server.engine.replicas.dropped import DroppedFiles
 from sow_server.engine.replicas.merging import Dead, Merge, Tally, decoded, earlier_numbers
 from sow_server.engine.replicas.model import ReplicaOptions, SeedState, Source
 from sow_server.engine.replicas.sources import Sources, caller_of
-from sow_server.engine.replicas.tombstones import Tombstones
+from sow_server.engine.replicas.tombstone_purge import Tombstones
 from sow_server.engine.stored import HEADER, PAYLOAD, RECORD_KEY, Changes, PublisherNote, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS

@@ -19,7 +19,7 @@ from sow_server.engine.replicas.receiving import PeerChanges
 from sow_server.engine.replicas.serving import PeerReader
 from sow_server.engine.replicas.sharing import SharedTopics
 from sow_server.engine.replicas.sources import Sources
-from sow_server.engine.replicas.tombstones import Tombstones
+from sow_server.engine.replicas.tombstone_purge import Tombstones
 
 
 class Replicas:

@@ -223,7 +223,7 @@ class Sources:
         self.disabled = {other: row for other, row in self.disabled.items() if other != name}
 
     def begun(self, name: str) -> None:
-        """After the commit in which a source has begun: other topics may be shared from now on."""
+        """Other topics may be shared from now on, after the commit in which a source has begun."""
         self._all_seeded.discard(name)
         self.cover()
         for topic in self._topics.by_id.values():
@@ -382,7 +382,8 @@ class WaitForSource:
 
 
 def caller_of(source: str) -> str:
-    """For whom the changes of a source are written (rule N7): whichever task hands them over, they keep their order."""
+    """The caller for whom the changes of a source are written (rule N7). Whichever task hands them over, they keep
+    their order."""
     return f"peer {source}"
 
 

@@ -129,7 +129,7 @@ def _number(part: str, place: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Which instance the data are of, since they were made or restored."""
+    """The instance that the data are of, since they were made or restored."""
 
     id: str
     name: str

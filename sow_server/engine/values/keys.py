@@ -8,11 +8,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final
-
-from sow_server.engine.values.errors import Reason, StoreError
 
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,200}\Z")
 OWNED_NAME: Final = re.compile(r"(?:[A-Za-z0-9_.:@-]{1,200}/)?[A-Za-z0-9_.:-]{1,200}\Z")
@@ -103,22 +101,6 @@ def escape(text: str) -> str:
 def join(texts: list[str]) -> str:
     """The record key of the canonical texts of its fields."""
     return "|".join([escape(text) for text in texts])
-
-
-def check_parts(key_fields: Sequence[str], keys: Iterable[str], field: str = "keys") -> None:
-    """Refuses a key that no record of a topic with these key fields can have, as it has another number of parts: it
-    would pass for one without a record (rule K3). Raises StoreError INVALID_ARGUMENT."""
-    count = len(key_fields)
-    if not count:
-        return
-    for key in keys:
-        if (key.count("|") != count - 1 or "\\" in key) and len(split(key)) != count:
-            raise StoreError(
-                Reason.INVALID_ARGUMENT,
-                f"{field}: {wrong_parts(key_fields, key)}",
-                field=field,
-                details={"key_fields": ", ".join(key_fields)},
-            )
 
 
 def wrong_parts(key_fields: Sequence[str], key: str) -> str:

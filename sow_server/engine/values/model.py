@@ -39,7 +39,7 @@ class Expiration(enum.StrEnum):
 
 
 class LifetimeKind(enum.IntEnum):
-    """How a publisher gives a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
+    """The way in which a publisher gives a lifetime (rule L2); numbered as in `sow.v1.LifetimeKind`."""
 
     ABSENT = 0
     TTL = 1
@@ -107,7 +107,7 @@ class TouchOnly(enum.IntEnum):
 
 
 class Durability(enum.IntEnum):
-    """When a write is acknowledged (rule P5); numbered as in `sow.v1.Durability`."""
+    """The moment when a write is acknowledged (rule P5); numbered as in `sow.v1.Durability`."""
 
     FSYNC = 1
     BUFFERED = 2
@@ -251,7 +251,7 @@ class Delete:
 
 
 class RestampMode(enum.IntEnum):
-    """How a restamp changes a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
+    """The way in which a restamp changes a lifetime (rule L13); numbered as in `sow.v1.RestampMode`."""
 
     SET = 1
     CAP = 2
@@ -333,7 +333,7 @@ class Record(NamedTuple):
 
 
 class BacklogAction(enum.StrEnum):
-    """How the store acts beyond a topic's backlog quota (rule J9)."""
+    """The reaction of the store beyond a topic's backlog quota (rule J9)."""
 
     HOLD = "hold"
     REJECT = "reject"
@@ -342,7 +342,7 @@ class BacklogAction(enum.StrEnum):
 
 
 class OnMissing(enum.StrEnum):
-    """How dead letters are treated while their target does not exist (rule T3)."""
+    """The treatment of dead letters while their target does not exist (rule T3)."""
 
     RETAIN = "retain"
     DROP = "drop"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
@@ -28,7 +28,7 @@ from google.protobuf.message_factory import GetMessageClass
 from sow_server.access.authorizer import Listener, Session
 from sow_server.access.caller import Call, CallTrace
 from sow_server.access.credentials import NO_CLAIM, Asked, Shown
-from sow_server.access.failures import host_of
+from sow_server.access.failed_attempts import host_of
 from sow_server.access.needs import Need, Scope, need_of
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.database import Damaged, RocksError
@@ -337,9 +337,10 @@ _SHOWN: Final[dict[Asked, Callable[[Context], Shown]]] = {
 }
 
 
-def handlers(service: ServiceDescriptor, servicer: object, admission: CallAdmission) -> grpc.GenericRpcHandler:
-    """The handlers of a service whose methods take a request and a `Call`. Raises MissingNeed [1]."""
-    return _generic(service, servicer, admission.reader, lambda method, handler: _own(method, handler, admission))
+def handlers(service: ServiceDescriptor, parts: Sequence[object], admission: CallAdmission) -> grpc.GenericRpcHandler:
+    """The handlers of a service whose methods take a request and a `Call`. Each of its methods is one of exactly one of
+    the parts. Raises MissingNeed [1]."""
+    return _generic(service, parts, admission.reader, lambda method, handler: _own(method, handler, admission))
 
 
 def link_handlers(
@@ -352,7 +353,7 @@ def link_handlers(
     `context_of`: the context that the service gets. Raises MissingNeed [1]."""
     return _generic(
         service,
-        servicer,
+        [servicer],
         admission.link_reader,
         lambda method, handler: _foreign(method, handler, admission, context_of),
     )
@@ -362,7 +363,7 @@ def standard_handlers(service: ServiceDescriptor, servicer: object, admission: C
     """The same for health and reflection, whose requests are small."""
     return _generic(
         service,
-        servicer,
+        [servicer],
         standard_reader,
         lambda method, handler: _foreign(method, handler, admission, lambda context, call: context),
     )
@@ -370,7 +371,7 @@ def standard_handlers(service: ServiceDescriptor, servicer: object, admission: C
 
 def _generic(
     service: ServiceDescriptor,
-    servicer: object,
+    parts: Sequence[object],
     reader: Callable[[type[Message]], Reader],
     wrapped: Callable[[MethodDescriptor, Handler], Handler],
 ) -> grpc.GenericRpcHandler:
@@ -380,13 +381,20 @@ def _generic(
         service.full_name,
         {
             method.name: _KINDS[method.server_streaming](
-                wrapped(method, getattr(servicer, method.name)),
+                wrapped(method, handler_of(parts, method.name)),
                 request_deserializer=reader(GetMessageClass(method.input_type)),
                 response_serializer=_written,
             )
             for method in service.methods
         },
     )
+
+
+def handler_of(parts: Sequence[object], method: str) -> Handler:
+    """The method of the part that has it."""
+    found: list[Handler] = [getattr(part, method) for part in parts if hasattr(part, method)]
+    assert len(found) == 1, f"{len(found)} parts of the service have {method}"
+    return found[0]
 
 
 def _own(method: MethodDescriptor, handler: Handler, admission: CallAdmission) -> Handler:

@@ -19,7 +19,6 @@ from typing import Final, Protocol, TypeVar
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.keys import check_parts
 from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import Restriction
 from sow_server.query.filtering import callers_filter
@@ -42,7 +41,7 @@ def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restricti
     """The query of a request, within the part of the topic that its caller may see. Parsing and compiling may take
     milliseconds. Raises StoreError."""
     hidden = () if request.count_only or request.keys_only else restriction.hidden  # no payloads are returned
-    check_parts(topic.settings.key, request.keys)
+    convert.check_key_parts(topic.settings.key, request.keys)
     return Query(
         topic,
         keys=point_keys(request.keys),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.commits import Commits
 from sow_server.engine.commit.observers import Committed
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.bookmarks import Position, parse
@@ -14,6 +15,12 @@ from sow_server.engine.values.errors import Reason, StoreError
 
 PATIENCE_SECONDS: Final = 1.0
 FIELD: Final = "min_position"
+
+
+async def on_disk(commits: Commits, sequence: int) -> None:
+    """Returns once everything up to a sequence is durable (rule S7). Raises StoreError."""
+    if sequence > commits.synced_sequence:
+        await commits.barrier()
 
 
 class Positions:

@@ -100,7 +100,7 @@ def _unless_unchanged(matches: RecordMatcher, sequence: int) -> RecordMatcher:
 async def count_selected(
     cuts: Cuts, readers: Executor, granted: Granted, text: str, *, given: Values = NO_VALUES, unreadable: bool = False
 ) -> Counted:
-    """How many of the granted records match the filter `text` now."""
+    """The number of granted records that match the filter `text` now."""
     topic, restriction = granted
     wanted = await asyncio.get_running_loop().run_in_executor(
         readers, lambda: record_filter(topic, text, 0, restriction=restriction, given=given)
@@ -109,7 +109,7 @@ async def count_selected(
 
 
 async def count(cuts: Cuts, readers: Executor, query: Query) -> Counted:
-    """How many records match a query that only counts. Raises StoreError."""
+    """The number of records that match a query that only counts. Raises StoreError."""
     loop = asyncio.get_running_loop()
     scan = await opened(loop.run_in_executor(readers, Scan, cuts, query))  # planning 10,000 keys takes milliseconds
     reading: asyncio.Future[RecordBatch | None] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, cast
 
@@ -19,6 +19,7 @@ from sow.v1 import admin_pb2, load_pb2, sow_pb2, types_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.stored import record as stored_record
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.keys import wrong_parts
 from sow_server.engine.values.model import (
     ABSENT,
     NEVER,
@@ -60,6 +61,18 @@ EVERY_MICROS: Final = NEVER + 1
 def invalid(field: str, message: str) -> StoreError:
     """INVALID_ARGUMENT on a field."""
     return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=field)
+
+
+def check_key_parts(key_fields: Sequence[str], keys: Iterable[str], field: str = "keys") -> None:
+    """Refuses a key that no record of a topic with these key fields can have, as it has another number of parts: it
+    would pass for one without a record (rule K3). Raises StoreError INVALID_ARGUMENT."""
+    count = len(key_fields)
+    if not count:
+        return
+    for key in keys:
+        if (key.count("|") != count - 1 or "\\" in key) and (fault := wrong_parts(key_fields, key)):
+            details = {"key_fields": ", ".join(key_fields)}
+            raise StoreError(Reason.INVALID_ARGUMENT, f"{field}: {fault}", field=field, details=details)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class ConsumersHere(Protocol):
 
     @property
     def holders(self) -> Holders:
-        """Where durables have their consumers."""
+        """The places where durables have their consumers."""
 
     def check_new(self, topic: Topic, filter_text: str) -> None:
         """Raises StoreError if a durable of a topic cannot have this filter."""

@@ -26,7 +26,6 @@ from sow_server.subscriptions.frames import (
     ChangeFrame,
     Row,
     RowColumns,
-    frames_of,
     within,
 )
 from sow_server.subscriptions.journal.row_columns import PUTS, columns_of, gets_all, gets_matches
@@ -267,15 +266,5 @@ class _FrameCollector:
         rows = self._rows if self._columns is None else self._columns
         if rows:
             assert self._topic is not None, "rows are of a topic"
-            wants = self._wants
-            self._frames += frames_of(
-                self._topic.name,
-                rows,
-                batch_size=wants.batch_size,
-                after=after,
-                bookmark=bookmark,
-                together=atomic,
-                atomic=atomic,
-                judged=not (wants.changes or wants.delta),
-            )
+            self._frames += self._wants.frames(self._topic.name, rows, after=after, bookmark=bookmark, atomic=atomic)
         self._rows, self._columns = [], None

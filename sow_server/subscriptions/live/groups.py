@@ -24,7 +24,7 @@ from sow_server.engine.values.fields import Entry
 from sow_server.filters.cost import Cost
 from sow_server.filters.tree import Field
 from sow_server.subscriptions.changes import UNKNOWN, Change
-from sow_server.subscriptions.frames import ChangeFrame, Row, frames_of
+from sow_server.subscriptions.frames import ChangeFrame, Row
 from sow_server.subscriptions.live import focus
 from sow_server.subscriptions.live.judging import (
     DECODING,
@@ -96,17 +96,7 @@ class Group:
     def take(self, *, bookmark: int, after: int, atomic: bool) -> list[ChangeFrame]:
         """Takes its rows out, as frames."""
         rows, self.rows = self.rows, []
-        wants = self.wants
-        return frames_of(
-            self.topic.name,
-            rows,
-            batch_size=wants.batch_size,
-            after=after,
-            bookmark=bookmark,
-            together=atomic,
-            atomic=atomic,
-            judged=not (wants.changes or wants.delta),
-        )
+        return self.wants.frames(self.topic.name, rows, after=after, bookmark=bookmark, atomic=atomic)
 
 
 class Watch:

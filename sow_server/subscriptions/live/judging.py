@@ -16,7 +16,7 @@ from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.cost import Cost
 from sow_server.subscriptions.changes import Change
-from sow_server.subscriptions.frames import ROW_BYTES, ChangeFrame, Row, frames_of
+from sow_server.subscriptions.frames import ROW_BYTES, ChangeFrame, Row
 from sow_server.subscriptions.live import focus
 from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
@@ -120,14 +120,7 @@ class Unjudged:
                 row = focus.row_of(change, wants, self._matcher, now_micros)
                 if row is not None:
                     rows.append(row)
-            frames = self._frames = frames_of(
-                self._topic.name,
-                rows,
-                batch_size=wants.batch_size,
-                after=self.after,
-                bookmark=self.bookmark,
-                together=self.atomic,
-                atomic=self.atomic,
-                judged=not (wants.changes or wants.delta),
+            frames = self._frames = wants.frames(
+                self._topic.name, rows, after=self.after, bookmark=self.bookmark, atomic=self.atomic
             )
         return frames

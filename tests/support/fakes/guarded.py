@@ -32,13 +32,18 @@ from sow_server.engine.values.model import Durability
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.services.admin_service import AdminService
+from sow_server.services.changes_service import ChangesService
+from sow_server.services.door.guard import Handler, handler_of
 from sow_server.services.door.statuses import status
+from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
-from sow_server.services.inspection_service import ThisServer
-from sow_server.services.load_jobs import Loading
+from sow_server.services.inspection_service import InspectionService, ThisServer
+from sow_server.services.links_service import LinksService
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
+from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
@@ -91,7 +96,12 @@ class GuardedParts:
             now_micros=lambda: rig.time.wall_micros,
             elapsed=lambda: rig.time.elapsed_micros / 1e6,
         )
-        self._services = self._loop.run_until_complete(self._built())
+        self.sow, parts = self._loop.run_until_complete(self._built())
+        self.handlers: dict[str, Handler] = {
+            method: handler_of(parts[described.containing_service.name], method)
+            for method, described in METHODS.items()
+        }
+        """The answer to each method."""
 
     def replace_access(self, access: str | AccessFile) -> None:
         """Reloads the access file."""
@@ -104,7 +114,8 @@ class GuardedParts:
         write_access(folder, access)
         return load_access(folder / "auth.toml")
 
-    async def _built(self) -> dict[str, object]:
+    async def _built(self) -> tuple[SowService, dict[str, tuple[object, ...]]]:
+        """The service of records, and the parts of each service."""
         store, clock, hub, consumers = self.rig.store, self.rig.clock, self.subscribers.hub, self.subscribers.consumers
         readers = self._readers
         links = cast(Links, _NoLinks())
@@ -122,23 +133,30 @@ class GuardedParts:
             Positions(store.reads, store.writes, patience_seconds=0),
             PublishOptions(Durability.FSYNC),
         )
-        admin = AdminService(
-            reading,
-            store.writes,
-            consumers=consumers,
-            changes=changes,
-            links=links,
-            readers=readers,
-            followers=followers,
-            server=ThisServer("here", "0", self.healthy),
+        server = ThisServer("here", "0", self.healthy)
+        admin = (
+            AdminService(reading, store.writes, changes, readers),
+            DurablesService(reading, store.writes, consumers, followers, readers),
+            InspectionService(reading, store.writes, followers, readers, links, server),
+            LinksService(links),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
         exports: Exports[ServedExport] = Exports(store.reads, elapsed=elapsed)
-        snapshot = SnapshotService(reading, store.writes, exports, hub, consumers, readers, processes)
+        pieces = ReaderPieces(readers)
+        snapshot = (
+            SnapshotService(reading, store.writes, exports, readers, processes, pieces),
+            ChangesService(reading, store.writes, hub, consumers, pieces),
+        )
         admission = Admission(store.reads, store.writes)
-        loading = Loading(store.reads, store.writes, admission, readers)
+        loading = LoadJobs(store.reads, store.writes, admission, readers)
         loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
-        return {"SowService": sow, "AdminService": admin, "SnapshotService": snapshot, "LoadService": loads}
+        parts: dict[str, tuple[object, ...]] = {
+            "SowService": (sow,),
+            "AdminService": admin,
+            "SnapshotService": snapshot,
+            "LoadService": (loads,),
+        }
+        return sow, parts
 
     def __enter__(self) -> GuardedParts:
         return self
@@ -198,16 +216,14 @@ class GuardedParts:
         asked = subscribe_convert.request(
             request, reading_of(self.rig.store), lambda topic: call.part_of(topic, Action.CONSUME)
         )
-        sow = self._services["SowService"]
-        assert isinstance(sow, SowService)
-        return await sow._attach(call, asked, attachment)
+        return await self.sow._attach(call, asked, attachment)
 
     async def _called(
         self, identity: str, method: str, request: Message
     ) -> tuple[list[Message], status_pb2.Status | None]:
         responses: list[Message] = []
         described = METHODS[method]
-        handler = getattr(self._services[described.containing_service.name], method)
+        handler = self.handlers[method]
         kind = GetMessageClass(described.output_type)
         given: object = _stream(request) if described.client_streaming else request
         try:

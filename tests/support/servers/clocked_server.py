@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         mock.patch("sow_server.app.GuardedClock", shifted),
         mock.patch("sow_server.access_control._now_micros", now_micros),
         mock.patch("sow_server.access_control.LOOK_SECONDS", LOOK_SECONDS),
-        mock.patch("sow_server.access.failures.WAIT_SECONDS", 0.0),
+        mock.patch("sow_server.access.failed_attempts.WAIT_SECONDS", 0.0),
     ):
         return __main__.main(arguments)
 

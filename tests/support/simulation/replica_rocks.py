@@ -38,7 +38,7 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.engine.values.policies import declared_of
-from sow_server.peers import PeerStore
+from sow_server.peer_store import PeerStore
 from tests.support.simulation.replica_rows import Backup, Make, Row, Written
 from tests.support.stores.stores import FakeTime, Rig
 

@@ -11,7 +11,7 @@ from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
 from sow_server.metrics import StoreFigures
-from sow_server.peers import PeerStore
+from sow_server.peer_store import PeerStore
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 
 

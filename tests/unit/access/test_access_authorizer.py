@@ -11,7 +11,7 @@ import pytest
 from sow_server.access.audit import Part
 from sow_server.access.authorizer import DENIALS_TOLD_MAX, Listener, end_calls
 from sow_server.access.credentials import Anonymous, Claim, Shown, Tokens
-from sow_server.access.failures import PER_MINUTE, TOLD_MAX, WAIT_SECONDS, host_of
+from sow_server.access.failed_attempts import PER_MINUTE, TOLD_MAX, WAIT_SECONDS, host_of
 from sow_server.access.limits import DESCRIPTIONS_MORE
 from sow_server.access.needs import NEEDS, Action
 from sow_server.engine.commit.pace import CallsUnderWay

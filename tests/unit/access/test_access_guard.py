@@ -19,11 +19,11 @@ from sow.v1 import sow_pb2
 from sow_server.access.authorizer import Listener
 from sow_server.access.caller import Call
 from sow_server.access.credentials import Tokens
-from sow_server.access.failures import PER_MINUTE, WAIT_SECONDS
+from sow_server.access.failed_attempts import PER_MINUTE, WAIT_SECONDS
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.door.capacity import InFlight
-from sow_server.services.door.guard import CallAdmission, handlers, link_handlers
+from sow_server.services.door.guard import CallAdmission, handler_of, handlers, link_handlers
 from tests.support.oracles.access import grant, identity
 from tests.support.oracles.access_parts import HERE, Guarded, access_of
 
@@ -113,7 +113,7 @@ class Served:
         made = (
             link_handlers(SERVICE, servicer, self.admission, lambda context, call: context)
             if foreign
-            else handlers(SERVICE, servicer, self.admission)
+            else handlers(SERVICE, [servicer], self.admission)
         )
         found = made.service(cast(Any, SimpleNamespace(method=f"/sow.v1.SowService/{name}", invocation_metadata=())))
         assert found is not None
@@ -126,6 +126,13 @@ class Served:
         for name in self.guarded.authorizer.identities:
             usage = self.guarded.authorizer.usage_of(self.guarded.authorizer.identities[name])
             assert [usage.held(limit) for limit in ("rpcs", "bytes_in_flight")] == [0, 0]
+
+
+@pytest.mark.parametrize("parts", [[], [SimpleNamespace(Get=1), SimpleNamespace(Get=2)]])
+def test_a_method_that_not_exactly_one_part_has_is_refused_at_the_start(parts: list[object]) -> None:
+    with pytest.raises(AssertionError, match=f"{len(parts)} parts of the service have Get"):
+        handler_of(parts, "Get")
+    assert handler_of([SimpleNamespace(), SimpleNamespace(Get=answers)], "Get") is answers
 
 
 async def get(

@@ -19,10 +19,10 @@ MAY_FIND: Final = {
     "submissions.py": {"by_name"},
     "admission.py": {"by_name", "by_id"},
 }
-DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "sees"}
+DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "seen"}
 """Methods of a call that decide about topics."""
 OWNED: Final = {"own_name", "owns", "shown_name"}
-HELPERS: Final = {"permit_publish", "permit_load", "permit_touch", "_check_owner", "_owned", "_seen", "_read_stream"}
+HELPERS: Final = {"permit_publish", "permit_load", "permit_touch", "_check_owner", "_owned", "_read_stream"}
 """Functions that ask the call in place of a handler."""
 
 

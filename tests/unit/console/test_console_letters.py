@@ -10,7 +10,7 @@ import pytest
 
 from sow.v1 import types_pb2
 from sow_client import MessageTypeName, PayloadForm, Record, RecordBatch, Topic, TopicSettings, TopicStatistics
-from sow_console import letters
+from sow_console import letter_contents
 from sow_server.engine.commit import letter_copies
 from sow_server.engine.values.model import MessageType
 from sow_server.engine.values.model import TopicSettings as ServerSettings
@@ -40,7 +40,7 @@ def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None
     assert add is not None
     _, once = add(payload, letter_copies.Letter("offers", "a|b", 5, None))
     _, twice = add(once, letter_copies.Letter("dead", "x", 6, 1_000_000, letter_copies.SET_ASIDE, "billing"))
-    letter = letters.read(record("key", twice, kind=kind.value))
+    letter = letter_contents.read(record("key", twice, kind=kind.value))
     assert letter.payload == payload, "and numbers keep their text"
     assert (letter.topic, letter.record_key, letter.reason, letter.durable) == (
         "dead",
@@ -51,7 +51,7 @@ def test_a_letter_is_opened_as_the_server_has_made_it(kind: MessageType) -> None
     assert letter.hops == 2
     assert letter.was_due is not None
     assert letter.was_due.timestamp() == 1
-    first = letters.read(record("key", once, kind=kind.value))
+    first = letter_contents.read(record("key", once, kind=kind.value))
     assert (first.topic, first.record_key, first.reason, first.was_due) == ("offers", "a|b", "expired", None)
 
 
@@ -74,7 +74,7 @@ def test_a_letter_in_a_binary_topic_has_the_type_of_its_origin(
     assert add is not None
     _, payload = add(BRACED, letter_copies.Letter("offers", "a", 5, None))
     topics = [FakeTopic(name, dead_letter, message_type=kind) for name, kind, dead_letter in senders]
-    letter = letters.read(record(key, payload, topic, "binary"), cast("list[Topic]", topics))
+    letter = letter_contents.read(record(key, payload, topic, "binary"), cast("list[Topic]", topics))
     assert (letter.topic, letter.record_key, letter.payload) == ("offers", "a", BRACED)
     assert letter.text == '{\n  "{id": "1",\n  "n": "2"\n}'
 
@@ -82,31 +82,31 @@ def test_a_letter_in_a_binary_topic_has_the_type_of_its_origin(
 def test_bytes_that_look_like_a_letter_of_another_type_stay() -> None:
     """An nvfix record whose only value is the JSON text of a letter; its first byte says nothing."""
     payload = b'{"n":"=","dead_letter":[{"topic":"a","key":"b","version":1}]}'
-    assert letters.read(record("key", payload, kind="nvfix")).payload == payload
-    told = letters.read(
+    assert letter_contents.read(record("key", payload, kind="nvfix")).payload == payload
+    told = letter_contents.read(
         record("offers|a|5", payload, kind="binary"), cast("list[Topic]", [FakeTopic("offers", "dead")])
     )
     assert told.payload == payload, "of a topic that is nvfix"
-    assert letters.read(record("key", payload, kind="binary")).payload == b'{"n":"="}', "nobody knows its topic"
+    assert letter_contents.read(record("key", payload, kind="binary")).payload == b'{"n":"="}', "nobody knows its topic"
 
 
 @pytest.mark.parametrize(
     ("topic", "key", "told"),
     [
-        ("dead", letters.copy_key("offers", "a|b", 5), ("offers", "a|b", "expired", "")),
-        ("dead", letters.copy_key("offers", "a", 5, "billing"), ("offers", "a", "delivery_limit", "billing")),
+        ("dead", letter_contents.copy_key("offers", "a|b", 5), ("offers", "a|b", "expired", "")),
+        ("dead", letter_contents.copy_key("offers", "a", 5, "billing"), ("offers", "a", "delivery_limit", "billing")),
         ("_undelivered", r"gone|fix|offers\|a\\\|b\|5", ("offers", "a|b", "expired", "")),
         ("dead", "its own key", ("", "its own key", "", "")),
     ],
 )  # fmt: skip
 def test_a_letter_without_a_list_tells_by_its_key(topic: str, key: str, told: tuple[str, ...]) -> None:
-    letter = letters.read(record(key, b"\xff\x00", topic))
+    letter = letter_contents.read(record(key, b"\xff\x00", topic))
     assert (letter.topic, letter.record_key, letter.reason, letter.durable) == told
     assert letter.payload == b"\xff\x00"
 
 
 def test_the_key_of_a_letter_is_the_one_that_the_server_makes() -> None:
-    assert letters.copy_key("a", "b|\\c", 5, "d") == letter_copies._copy_key("a", "b|\\c", 5, "d")
+    assert letter_contents.copy_key("a", "b|\\c", 5, "d") == letter_copies._copy_key("a", "b|\\c", 5, "d")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_the_key_of_a_letter_is_the_one_that_the_server_makes() -> None:
 )
 def test_a_field_of_a_publisher_that_is_no_list_stays(payload: bytes) -> None:
     for kind in get_args(MessageTypeName):
-        assert letters.opened(payload, PayloadForm(kind)) == (payload, [])
+        assert letter_contents.opened(payload, PayloadForm(kind)) == (payload, [])
 
 
 @dataclass
@@ -133,17 +133,17 @@ class FakeTopic:
 
 def test_a_topic_of_letters_that_is_missing_is_listed_with_its_sources() -> None:
     topics = [FakeTopic("a", "dead"), FakeTopic("b", "gone"), FakeTopic("dead"), FakeTopic("_undelivered")]
-    found = letters.boxes(cast("list[Topic]", topics))
+    found = letter_contents.boxes(cast("list[Topic]", topics))
     assert found == (
-        letters.Box("_undelivered", ("b",), 3),
-        letters.Box("dead", ("a",), 3),
-        letters.Box("gone", ("b",), None),
+        letter_contents.Box("_undelivered", ("b",), 3),
+        letter_contents.Box("dead", ("a",), 3),
+        letter_contents.Box("gone", ("b",), None),
     )
-    assert letters.boxes(cast("list[Topic]", [FakeTopic("a"), FakeTopic("_undelivered", letters=0)])) == ()
+    assert letter_contents.boxes(cast("list[Topic]", [FakeTopic("a"), FakeTopic("_undelivered", letters=0)])) == ()
 
 
 @pytest.mark.parametrize("micros", [2**62, -(2**62), 10**18])
 def test_a_time_that_there_is_not_does_not_take_the_page_away(micros: int) -> None:
     """Any publisher may write into a topic of dead letters; one record made the whole page an error."""
     payload = b'{"n":1,"dead_letter":[{"topic":"a","key":"b","version":1,"expire_time_micros":%d}]}' % micros
-    assert letters.read(record("key", payload)).was_due is None
+    assert letter_contents.read(record("key", payload)).was_due is None

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sow_client import PayloadForm
-from sow_console import letters as letters_page
+from sow_console import letter_contents
 from sow_server.engine.commit import letter_copies
 from sow_server.engine.commit.letter_copies import Fate
 from sow_server.engine.disk.rocks import COMMITS
@@ -60,7 +60,7 @@ def test_a_documents_own_field_is_kept_in_its_letter(rig: Rig, own: bytes) -> No
     assert [letter["topic"] for letter in letters] == ["dead", "orders"]
     assert "replaced" not in letters[0]
     assert letters[1]["replaced"] == json.loads(own)
-    restored, hops = letters_page.opened(payload, PayloadForm("json"))
+    restored, hops = letter_contents.opened(payload, PayloadForm("json"))
     assert len(hops) == 2
     assert restored == b'{"n":1,"dead_letter":%s}' % own, "byte for byte"
 

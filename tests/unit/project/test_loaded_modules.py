@@ -18,7 +18,7 @@ LOADED: Final = {
     "sow_server.engine.stored": 14,
     "sow_server.filters.parser": 20,
     "sow_server.filters.compiler": 20,
-    "sow_server.query.ordering": 55,
+    "sow_server.query.ordering": 46,
     "sow_server.access.model": 24,
     "sow_replication": 1,
 }

@@ -84,12 +84,13 @@ def test_long_modules_and_functions_are_found_but_not_generated_ones(tree: Tree)
     ]
 
 
-def test_large_classes_of_the_server_and_long_parameter_lists_are_found(tree: Tree) -> None:
+def test_large_classes_and_long_parameter_lists_are_found(tree: Tree) -> None:
     large = "class Large:\n" + "".join(f"    def m{n}(self): ...\n" for n in range(33))
     root = tree(
         {
             "sow_server/large.py": large,
-            "clients/sow_client/large.py": large,
+            "replication/sow_replication/large.py": large,
+            "tests/large.py": large,
             "tools/parameters.py": """
                 class Few:
                     def __init__(self, a, b, c, d, e, f, g, h, *, i, j): ...
@@ -99,6 +100,7 @@ def test_large_classes_of_the_server_and_long_parameter_lists_are_found(tree: Tr
         }
     )
     assert found(shape.sizes, root) == [
+        "replication/sow_replication/large.py:1: Large: 33 methods, 32 at most",
         "sow_server/large.py:1: Large: 33 methods, 32 at most",
         "tools/parameters.py:5: many: 9 positional parameters, 8 at most",
     ]

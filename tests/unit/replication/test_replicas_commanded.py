@@ -156,7 +156,7 @@ def test_a_paused_sync_peer_counts_as_downgraded_at_once_and_again_when_it_has_c
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", pair.a.head()).then(answers.append)
+    pair.sending.gates.replicated("T", pair.a.head()).then(answers.append)
     assert answers == []
     pair.sending.pause("b")
     assert [answer is not None for answer in answers] == [True]
@@ -176,7 +176,7 @@ def test_a_removed_peer_is_waited_for_no_longer_and_its_links_end() -> None:
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", pair.a.head()).then(answers.append)
+    pair.sending.gates.replicated("T", pair.a.head()).then(answers.append)
     pair.sending.remove("b")
     assert [answer is not None for answer in answers] == [True]
     assert sender.failure is not None

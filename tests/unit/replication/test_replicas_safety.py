@@ -25,7 +25,7 @@ from sow_server.engine.disk.mark import load, save
 from sow_server.engine.disk.rocks import META, RECORDS, TOMBSTONES, Batch, Rocks
 from sow_server.engine.pending import Pending
 from sow_server.engine.replicas import receiving, serving, sharing, sources
-from sow_server.engine.replicas.tombstones import MADE_END
+from sow_server.engine.replicas.tombstone_purge import MADE_END
 from sow_server.engine.stored import Changes, Column, decode_changes, encode_changes, unpack_i64
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -474,7 +474,7 @@ def test_a_topic_of_another_kind_is_announced_before_anything_of_that_kind_goes(
         b.store.writer.step()
         while (response := receiver.next_message()) is not None:
             sender.received(response)
-    assert [state for _, state, _ in sender.topics()] == [TopicState.SEEDED]
+    assert [state for _, state, _ in sender.link_topics.states()] == [TopicState.SEEDED]
     a.alter_topic("t", message_type=MessageType.JSON)
     a.put("t", "1", b"{}")
     kinds = [request.WhichOneof("message") for request in sent()]

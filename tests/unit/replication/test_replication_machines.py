@@ -200,7 +200,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     sender, receiver = pair.connect()
     pair.publish(1)
     answers: list[Refused | None] = []
-    pair.sending.replicated("T", 1).then(answers.append)
+    pair.sending.gates.replicated("T", 1).then(answers.append)
     assert answers == []
     pair.exchange(sender, receiver)
     assert answers == [None]
@@ -208,7 +208,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     sender.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, "gone"))
     pair.sending.closed(sender)
     pair.publish(1)
-    pair.sending.replicated("T", 2).then(answers.append)
+    pair.sending.gates.replicated("T", 2).then(answers.append)
     pair.now += 5 * SECOND - 1
     pair.sending.tick()
     assert answers == [None]
@@ -219,7 +219,7 @@ def test_replicated_waits_for_the_sync_peer_and_is_refused_once_it_was_away_for_
     assert is_downgraded(pair)
     pair.connect()
     assert not is_downgraded(pair)
-    pair.sending.replicated("T", 2).then(answers.append)
+    pair.sending.gates.replicated("T", 2).then(answers.append)
     assert answers[2] is None
 
 
@@ -230,7 +230,7 @@ def test_replicated_does_not_count_a_peer_that_refuses_the_topic() -> None:
     pair.connect()
     answers: list[Refused | None] = []
     pair.publish(1)
-    pair.sending.replicated("T", 1).then(answers.append)
+    pair.sending.gates.replicated("T", 1).then(answers.append)
     assert isinstance(answers[0], Refused)
 
 
@@ -315,13 +315,13 @@ def test_a_topic_that_is_deleted_while_it_is_seeded_is_seeded_when_it_comes_back
         pair.receiving.tick()
         pair.exchange(sender, receiver)
     assert list(pair.b.records("T")) == ["k0"]
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
     assert sender.settled == pair.a.head()
 
 
 def answers_of(pair: Pair, sequence: int, topic: str = "T") -> list[Refused | None]:
     answers: list[Refused | None] = []
-    pair.sending.replicated(topic, sequence).then(answers.append)
+    pair.sending.gates.replicated(topic, sequence).then(answers.append)
     return answers
 
 
@@ -350,7 +350,7 @@ def test_acknowledgements_without_the_topic_do_not_answer_replicated_of_a_retry(
     pair.b.step()
     while (response := receiver.next_message()) is not None:
         sender.received(response)
-    assert sender.seeding
+    assert sender.link_topics.seeding
     waiting = answers_of(pair, pair.a.head())
     assert waiting == []
     pair.exchange(sender, receiver)
@@ -399,7 +399,7 @@ def test_acknowledgements_of_a_link_with_another_pattern_do_not_count() -> None:
     pair.b.step()
     while (response := receiver.next_message()) is not None:
         sender.received(response)
-    assert sender.seeding
+    assert sender.link_topics.seeding
     assert pair.a.peer("b").acknowledged == 0
     pair.exchange(sender, receiver)
     pair.sending.tick()
@@ -504,8 +504,8 @@ def test_an_acknowledgement_costs_only_the_waiting_writes_that_it_answers(
     sender, receiver = pair.connect()
     answers: list[Refused | None] = []
     for sequence in range(1, 1001):
-        pair.sending.replicated("T", sequence).then(answers.append)
-    pair.sending.replicated("T", 2)  # the caller of this one has gone
+        pair.sending.gates.replicated("T", sequence).then(answers.append)
+    pair.sending.gates.replicated("T", 2)  # the caller of this one has gone
     looks: list[str] = []
     shares = pair.a.shares
 
@@ -535,7 +535,7 @@ def test_the_end_of_a_seed_looks_at_one_topic_however_many_there_are(monkeypatch
 
     monkeypatch.setattr(pair.b, "answers", answered)
     sender, _ = pair.connect()
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
     assert looks == [31], "at Hello"
 
 
@@ -571,7 +571,7 @@ def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() 
     pair.a.step()
     sender.tick()
     pair.exchange(sender, receiver)
-    assert sender.refusals() == ["U"]
+    assert sender.link_topics.refusals() == ["U"]
     assert told == [{"T"}]
     pair.b.create("U")
     pair.b.step()

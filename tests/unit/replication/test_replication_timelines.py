@@ -338,7 +338,7 @@ def test_a_node_without_peers_purges_and_does_not_dial() -> None:
     node = Node(world.instances["b"].store, NodeOptions(), random.Random(1))
     node.tick()
     assert node.due() == []
-    assert node.sync_peers("T") == 0
+    assert node.gates.sync_peers("T") == 0
 
 
 # -- instances that lose their data -----------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_an_instance_that_lost_its_data_is_heard_by_one_that_never_had_a_change(
 
 
 def test_deletes_of_an_instance_after_it_lost_its_data_hold() -> None:
-    """node [4]: the tombstone went by age before the peer had brought the record back: a peer that had not yet been
+    """purging [3]: the tombstone went by age before the peer had brought the record back: a peer that had not yet been
     heard was not a source to wait for."""
     world = world_of(*both("a", "b"))
     put(world, "a", "k", "before")

@@ -12,7 +12,6 @@ from sow.v1 import admin_pb2, replication_pb2, types_pb2
 from sow_peering import InstanceIdentity
 from sow_replication.greeting import Begin, Known, decide
 from sow_replication.messages import PROTOCOL, instance_of
-from sow_server.services.admin_service import AdminService
 from tests.support.fakes.guarded import GuardedParts
 from tests.support.oracles.access import identity
 from tests.support.stores.stores import Rig
@@ -38,12 +37,10 @@ def test_one_answer_tells_name_id_epoch_and_whether_it_serves(parts: GuardedPart
 
 def test_a_watcher_hears_each_change_and_its_call_ends_with_the_stop(parts: GuardedParts) -> None:
     """A call that went on would hold up the stop for its whole grace."""
-    service = parts._services["AdminService"]
-    assert isinstance(service, AdminService)
     told: list[bool] = []
 
     async def watch() -> None:
-        answers = service.DescribeInstance(
+        answers = parts.handlers["DescribeInstance"](
             admin_pb2.DescribeInstanceRequest(watch=True), parts.call("desk", "DescribeInstance")
         )
         told.append((await anext(answers)).serving)

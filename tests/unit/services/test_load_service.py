@@ -16,7 +16,7 @@ from sow_server.engine.loads import LoadPhase
 from sow_server.engine.pending import Pending, answered
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services import load_service
-from sow_server.services.load_jobs import Loading
+from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.records.admission import Admission
 from tests.support.stores.parts import call_of
@@ -30,7 +30,7 @@ class Served:
 
     def __init__(self, rig: Rig, readers: ThreadPoolExecutor) -> None:
         self.rig = rig
-        self.loading = Loading(
+        self.loading = LoadJobs(
             rig.store.reads,
             rig.store.writes,
             Admission(rig.store.reads, rig.store.writes),

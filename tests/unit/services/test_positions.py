@@ -10,7 +10,6 @@ import pytest
 from sow.v1 import sow_pb2
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.records.positions import Positions
-from sow_server.services.sow_service import SowService
 from tests.support.fakes.guarded import GuardedParts
 from tests.support.oracles.access import grant, identity
 from tests.support.stores.replicas import greet, pair, seed, ship
@@ -104,8 +103,7 @@ def test_a_topic_that_is_deleted_while_a_read_waits_is_not_read_as_it_was(tmp_pa
     rig.create_topic("t")
     rig.put("t", "1")
     with GuardedParts(rig, identity("desk", "desk") + grant("desk", "t", "read")) as parts:
-        sow = parts._services["SowService"]
-        assert isinstance(sow, SowService)
+        sow = parts.sow
         sow._positions = positions_of(rig, patience_seconds=60)
 
         async def scenario() -> None:

@@ -14,10 +14,10 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.values.model import Durability, Publish
 from sow_server.query.exports import Exports
 from sow_server.services.exporting import ServedExport
+from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.snapshot_service import SnapshotService
 from tests.support.stores.parts import call_of, no_reader_processes, reading_of
 from tests.support.stores.stores import BINARY, Rig
-from tests.support.stores.timers import consumers_of, hub_of
 
 """Only an error needs one."""
 
@@ -50,17 +50,10 @@ def test_an_export_is_answered_only_once_its_cut_is_on_disk(
 
         monkeypatch.setattr(rig.store.commits, "barrier", noted)
         with ThreadPoolExecutor(1) as readers:
-            hub = hub_of(rig)
             exports: Exports[ServedExport] = Exports(rig.store.reads)
-            service = SnapshotService(
-                reading_of(rig.store),
-                rig.store.writes,
-                exports,
-                hub,
-                consumers_of(rig, hub),
-                readers,
-                no_reader_processes(rig.store, tmp_path),
-            )
+            processes = no_reader_processes(rig.store, tmp_path)
+            pieces = ReaderPieces(readers)
+            service = SnapshotService(reading_of(rig.store), rig.store.writes, exports, readers, processes, pieces)
             opening = asyncio.ensure_future(
                 service.OpenExport(snapshot_pb2.OpenExportRequest(topic="t"), call_of(rig.store, "OpenExport"))
             )

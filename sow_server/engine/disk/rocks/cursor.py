@@ -212,7 +212,7 @@ class Cursor:
         return following, passed
 
     def keys(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[bytes]:
-        """Like `rows`, keys only."""
+        """The keys alone, read as `rows` does."""
         reading = self._keys(start, stop, limit)
         self._reading = weakref.ref(reading)
         return reading

@@ -43,7 +43,7 @@ class _Host:
     held: int = 0
 
 
-class Failures:
+class FailedAttempts:
     """Owns the counts. Event loop only."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:

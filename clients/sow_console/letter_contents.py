@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, cast, get_args
+from typing import Final, NamedTuple, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
@@ -23,6 +23,7 @@ UNDELIVERED: Final = "_undelivered"
 """The reserved topic of letters whose topic is missing."""
 FIELD: Final = "dead_letter"
 _MICROSECOND: Final = timedelta(microseconds=1)
+_Decoded = TypeVar("_Decoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +147,19 @@ def form_of(record: Record, topics: Sequence[Topic] = ()) -> PayloadForm:
 def opened(payload: bytes, form: PayloadForm) -> tuple[bytes, list[Hop]]:
     """The payload without the list, and the list, newest first; empty where there is none ([2])."""
     try:
-        if form.message_type == "json":
-            level = _JSON_LEVEL.decode(payload)
-            hops = _JSON_HOPS.decode(level.pop(FIELD))
+        if (codec := _CODECS.get(form.message_type)) is not None:
+            level = codec.level.decode(payload)
+            hops = codec.hops.decode(level.pop(FIELD))
             if hops and hops[-1].replaced:
                 level[FIELD] = hops[-1].replaced
-            return msgspec.json.encode(level), hops
-        if form.message_type == "msgpack":
-            level = _MSGPACK_LEVEL.decode(payload)
-            hops = _MSGPACK_HOPS.decode(level.pop(FIELD))
-            if hops and hops[-1].replaced:
-                level[FIELD] = hops[-1].replaced
-            return msgspec.msgpack.encode(level), hops
+            return codec.encode(level), hops
         if form.message_type != "nvfix":
             return payload, []
         separator = form.separator.encode("latin-1")
         fields = payload.split(separator)
         marked = [field for field in fields if field.startswith(FIELD.encode() + b"=")]
         if marked:
-            hops = _JSON_HOPS.decode(marked[0].partition(b"=")[2])
+            hops = _CODECS["json"].hops.decode(marked[0].partition(b"=")[2])
             kept = [field for field in fields if field != marked[0]]
             if hops and hops[-1].replaced:
                 own = msgspec.json.decode(hops[-1].replaced, type=str)
@@ -210,7 +205,18 @@ def _count(topic: Topic | None) -> int | None:
     return topic.statistics.live_records if topic is not None and topic.statistics is not None else None
 
 
-_JSON_LEVEL: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_JSON_HOPS: Final = msgspec.json.Decoder(list[Hop])
-_MSGPACK_LEVEL: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
-_MSGPACK_HOPS: Final = msgspec.msgpack.Decoder(list[Hop])
+class _Codec(NamedTuple):
+    """A message type whose payloads are objects: their first level, the list, and back."""
+
+    level: _Decoder[dict[str, msgspec.Raw]]
+    hops: _Decoder[list[Hop]]
+    encode: Callable[[dict[str, msgspec.Raw]], bytes]
+
+
+_Decoder: TypeAlias = msgspec.json.Decoder[_Decoded] | msgspec.msgpack.Decoder[_Decoded]
+_CODECS: Final = {
+    "json": _Codec(msgspec.json.Decoder(dict[str, msgspec.Raw]), msgspec.json.Decoder(list[Hop]), msgspec.json.encode),
+    "msgpack": _Codec(
+        msgspec.msgpack.Decoder(dict[str, msgspec.Raw]), msgspec.msgpack.Decoder(list[Hop]), msgspec.msgpack.encode
+    ),
+}

@@ -6,8 +6,8 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from sow_server.access import failures
-from sow_server.access.failures import (
+from sow_server.access import failed_attempts
+from sow_server.access.failed_attempts import (
     HELD_BYTES_MAX,
     HELD_MAX,
     HELD_OF_HOST_MAX,
@@ -15,7 +15,7 @@ from sow_server.access.failures import (
     PER_MINUTE,
     TOLD_MAX,
     WAIT_SECONDS,
-    Failures,
+    FailedAttempts,
     host_of,
 )
 from sow_server.access.tally import Untold
@@ -40,11 +40,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def failed(clock: Clock) -> Failures:
-    return Failures(clock)
+def failed(clock: Clock) -> FailedAttempts:
+    return FailedAttempts(clock)
 
 
-def waits(failed: Failures, address: str, size: int = 0) -> float:
+def waits(failed: FailedAttempts, address: str, size: int = 0) -> float:
     with failed.held(address, size) as seconds:
         return seconds
 
@@ -52,7 +52,7 @@ def waits(failed: Failures, address: str, size: int = 0) -> float:
 # --- reports ---------------------------------------------------------------------------------------------------------
 
 
-def test_attempts_are_told_by_address_and_then_their_number(failed: Failures, clock: Clock) -> None:
+def test_attempts_are_told_by_address_and_then_their_number(failed: FailedAttempts, clock: Clock) -> None:
     told = [failed.failed(f"ipv4:10.0.0.1:{port}") for port in range(25)]
     assert told == [True] * TOLD_MAX + [False] * 15
     clock.now += 60
@@ -60,10 +60,10 @@ def test_attempts_are_told_by_address_and_then_their_number(failed: Failures, cl
 
 
 def test_only_so_many_addresses_are_remembered_and_those_that_fail_last(
-    failed: Failures, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    failed: FailedAttempts, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert HOSTS_MAX <= 100_000
-    monkeypatch.setattr(failures, "HOSTS_MAX", 20)
+    monkeypatch.setattr(failed_attempts, "HOSTS_MAX", 20)
     for n in range(200):
         failed.failed(f"ipv4:10.0.{n}.1:1")
         for _ in range(PER_MINUTE // 100):
@@ -78,7 +78,7 @@ def test_only_so_many_addresses_are_remembered_and_those_that_fail_last(
 # --- what waits ------------------------------------------------------------------------------------------------------
 
 
-def test_beyond_a_minutes_worth_failed_attempts_wait(failed: Failures, clock: Clock) -> None:
+def test_beyond_a_minutes_worth_failed_attempts_wait(failed: FailedAttempts, clock: Clock) -> None:
     for _ in range(PER_MINUTE):
         failed.failed(HERE)
         assert waits(failed, HERE) == 0
@@ -91,7 +91,7 @@ def test_beyond_a_minutes_worth_failed_attempts_wait(failed: Failures, clock: Cl
     assert waits(failed, HERE) == 0, "ten more after each second"
 
 
-def test_a_flood_is_not_paid_for_longer_than_it_lasts(failed: Failures, clock: Clock) -> None:
+def test_a_flood_is_not_paid_for_longer_than_it_lasts(failed: FailedAttempts, clock: Clock) -> None:
     for _ in range(10 * PER_MINUTE):
         failed.failed(HERE)
     clock.now += 60
@@ -101,7 +101,7 @@ def test_a_flood_is_not_paid_for_longer_than_it_lasts(failed: Failures, clock: C
         assert waits(failed, HERE) == 0
 
 
-def test_the_minute_of_the_log_does_not_end_the_slowing(failed: Failures, clock: Clock) -> None:
+def test_the_minute_of_the_log_does_not_end_the_slowing(failed: FailedAttempts, clock: Clock) -> None:
     failed.failed(HERE)
     clock.now += 59.9
     for _ in range(2 * PER_MINUTE):
@@ -113,18 +113,18 @@ def test_the_minute_of_the_log_does_not_end_the_slowing(failed: Failures, clock:
     assert waits(failed, HERE) == WAIT_SECONDS
 
 
-def test_an_address_that_has_never_failed_does_not_wait(failed: Failures) -> None:
+def test_an_address_that_has_never_failed_does_not_wait(failed: FailedAttempts) -> None:
     assert waits(failed, HERE) == 0
 
 
-def test_a_large_request_does_not_wait_because_its_bytes_would(failed: Failures) -> None:
+def test_a_large_request_does_not_wait_because_its_bytes_would(failed: FailedAttempts) -> None:
     for _ in range(PER_MINUTE + 1):
         failed.failed(HERE)
     assert waits(failed, HERE, HELD_BYTES_MAX) == WAIT_SECONDS
     assert waits(failed, HERE, HELD_BYTES_MAX + 1) == 0
 
 
-def test_only_so_many_wait_of_one_address_and_in_all(failed: Failures, clock: Clock) -> None:
+def test_only_so_many_wait_of_one_address_and_in_all(failed: FailedAttempts, clock: Clock) -> None:
     hosts = [f"ipv4:10.0.1.{n}:1" for n in range(HELD_MAX // HELD_OF_HOST_MAX + 1)]
     for host in hosts:
         for _ in range(PER_MINUTE + 1):
@@ -143,7 +143,7 @@ def test_only_so_many_wait_of_one_address_and_in_all(failed: Failures, clock: Cl
     assert [waits(failed, host) for host in hosts] == [WAIT_SECONDS] * len(hosts)
 
 
-def test_room_is_given_back_when_a_caller_does_not_wait_for_its_answer(failed: Failures) -> None:
+def test_room_is_given_back_when_a_caller_does_not_wait_for_its_answer(failed: FailedAttempts) -> None:
     for _ in range(PER_MINUTE + 1):
         failed.failed(HERE)
     for _ in range(HELD_OF_HOST_MAX + 1):

@@ -98,7 +98,7 @@ class PeerStore:
         return {name: row.fault for name, row in self._replicas.sources.disabled.items()}
 
     def pattern_fault(self, text: str) -> str:
-        """Why a text is no pattern."""
+        """The reason why a text is no pattern; empty: it is one."""
         try:
             compiled(text)
             covering(text)  # here, so that the writer's thread finds it
@@ -107,7 +107,7 @@ class PeerStore:
         return ""
 
     def filter_fault(self, text: str) -> str:
-        """Why a text is no filter."""
+        """The reason why a text is no filter; empty: it is one."""
         try:
             parse_filter(text)
         except FilterError as error:
