@@ -17,7 +17,7 @@ from sow_server.engine.disk.rocks.rocks_errors import translate
 from sow_server.engine.disk.rocks.sequential import SequentialRead
 from sow_server.engine.values.database import Failed
 
-READ_AHEAD_BYTES: Final = 256 * 2**10
+READ_AHEAD_BYTES: Final = 64 * 2**10
 """Bytes of a table file that are read at once, where rows are read one after the other and are not in the cache."""
 
 
