@@ -311,8 +311,10 @@ def test_a_record_that_is_over_is_not_seen_though_it_is_not_swept(rig: Rig, foll
     assert list(there) == [b"2"]
 
 
-@pytest.mark.parametrize("asked", [{}, {"batch_size": 7}, {"skip_n": 11, "top_n": 40, "batch_size": 9}])
-def test_each_record_comes_with_its_own_header(rig: Rig, following: Following, asked: dict[str, int]) -> None:
+@pytest.mark.parametrize(("batch_size", "skip_n", "top_n"), [(1000, 0, 0), (7, 0, 0), (9, 11, 40)])
+def test_each_record_comes_with_its_own_header(
+    rig: Rig, following: Following, batch_size: int, skip_n: int, top_n: int
+) -> None:
     """rule L8. Without a filter the headers tell the live records; with one, each record is looked at by itself."""
     for number in range(100):
         rig.put("t", f"{number:03}", ttl=(number % 5) * SECOND or None)
@@ -322,13 +324,13 @@ def test_each_record_comes_with_its_own_header(rig: Rig, following: Following, a
     for text in ("", "@key > '' AND @version > 0"):
         chosen = record_filter(image, text, 0) if text else None
         for cuts in (following.cuts(), rig.store.cuts):
-            scan = Scan(cuts, Query(image, filter=chosen, **asked))
+            scan = Scan(cuts, Query(image, filter=chosen, batch_size=batch_size, skip_n=skip_n, top_n=top_n))
             rows: list[tuple[object, ...]] = []
             while (batch := scan.next_batch()) is not None:
                 rows += zip(batch.keys, batch.payloads or (), *batch.headers, strict=True)
             told.append(rows)
             scan.close()
-    assert len(told[0]) == 40 if asked.get("top_n") else 60
+    assert len(told[0]) == (top_n or 60)
     assert told == [told[0]] * 4
 
 
