@@ -17,7 +17,7 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.disk.layout import Reached, decode_reached
-from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Secondary
+from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Cursor, Secondary
 from sow_server.engine.pending import Pending
 from sow_server.engine.reading import Cut, IndexCursor, Skipped
 from sow_server.engine.stored import StoredStatistics
@@ -118,17 +118,23 @@ class FollowedCuts:
         self._skipped = skipped
 
     def records(
-        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+        self,
+        topic: Topic,
+        index_paths: Collection[Steps] = (),
+        *,
+        counted: bool = False,
+        unreadable: bool = False,
+        reads_from: bytes | None = None,
     ) -> Cut:
         """The records of a topic, with its complete indexes on `index_paths`, as `Cuts.records`. Their number is known
-        to the store alone, so it cannot be asked for here."""
+        to the store alone, so it cannot be asked for here. `reads_from`: all records from this key on will be read."""
         assert not counted, "the store answers from its own figures"
         return Cut(
             topic,
             self._now_micros,
             self._sequence,
             topic.acts,
-            self._database.cursor(RECORDS),
+            self._sequential(topic, reads_from) if reads_from is not None else self._database.cursor(RECORDS),
             {
                 index.steps: IndexCursor(index.prefix, self._database.cursor(INDEXES))
                 for index in topic.indexes.all
@@ -137,6 +143,12 @@ class FollowedCuts:
             None,
             None if unreadable else self._skipped,
         )
+
+    def _sequential(self, topic: Topic, start: bytes) -> Cursor:
+        """A topic that does not fit into the cache would find none of its blocks there the next time, and would push
+        out all others."""
+        fits = topic.statistics.record_bytes <= self._database.cache_bytes
+        return self._database.cursor(RECORDS, fill_cache=fits, reads_from=topic.prefix + start)
 
 
 class Follower:

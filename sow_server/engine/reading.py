@@ -23,9 +23,10 @@ from sow_server.engine.commit.writer import Writer
 from sow_server.engine.disk.layout import PREFIX_BYTES, REARM_KEY, indexed_keys, publisher_key
 from sow_server.engine.disk.rocks import COMMITS, INDEXES, JOURNAL, META, RECORDS, Cursor, Rocks
 from sow_server.engine.journal.reading import ChunkHeads, JournalCut, Ledger
-from sow_server.engine.stored import EXPIRE_TIME, i64, record_keys
+from sow_server.engine.stored import EXPIRE_TIME, HeaderColumns, header_columns, i64, record_keys
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.fields import Steps
+from sow_server.engine.values.model import NEVER
 
 COUNT_CHUNK: Final = 1000
 """Records that are read at a time where they have to be counted one by one."""
@@ -63,10 +64,18 @@ class Cut:
         return value
 
     def fill(
-        self, start: bytes, limit: int, keys: list[bytes], values: list[bytes], *, stop: bytes | None = None
+        self,
+        start: bytes,
+        limit: int,
+        keys: list[bytes],
+        values: list[bytes],
+        *,
+        stop: bytes | None = None,
+        headers: HeaderColumns | None = None,
     ) -> tuple[bytes | None, int]:
         """Reads the next `limit` stored records from the store key `start` on, up to `stop` (excluded; None: to the end
-        of the topic), and appends the live ones.
+        of the topic), and appends the live ones, to `headers` too. A caller that needs the headers anyway gets them
+        here, because they tell the live ones as well.
 
         Returns the store key to continue at (None at the end) and the number of stored records read.
         """
@@ -74,7 +83,8 @@ class Cut:
         found: list[bytes] = []
         following = self.records.fill(start, stop or self.topic.stop, limit, found_keys, found)
         scanned = len(found_keys)
-        if self.acts:
+        columns = None if headers is None else header_columns(found)
+        if self.acts and (columns is None or min(columns.expire_time, default=NEVER) <= self.now_micros):
             due = i64(self.now_micros)
             live = [value[EXPIRE_TIME] > due for value in found]
             if False in live:
@@ -87,6 +97,9 @@ class Cut:
                 self.now_micros,
             )
             told_keys, found = list(compress(told_keys, told)), list(compress(found, told))
+        if headers is not None and columns is not None:
+            for column, more in zip(headers, columns if len(found) == scanned else header_columns(found), strict=True):
+                column.extend(more)
         keys += told_keys
         values += found
         return following, scanned
@@ -116,9 +129,15 @@ class CutSource(Protocol):
     """Opens cuts: the store itself, or a process that follows it."""
 
     def records(
-        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+        self,
+        topic: Topic,
+        index_paths: Collection[Steps] = (),
+        *,
+        counted: bool = False,
+        unreadable: bool = False,
+        reads_from: bytes | None = None,
     ) -> Cut:
-        """The records of a topic, as `Cuts.records`."""
+        """The records of a topic, as `Cuts.records`. `reads_from`: all records from this key on will be read."""
 
 
 class IndexCursor:
@@ -242,10 +261,18 @@ class Cuts:
         return now, (value if value is not None and value[EXPIRE_TIME] > due else None for value in values)
 
     def records(
-        self, topic: Topic, index_paths: Collection[Steps] = (), *, counted: bool = False, unreadable: bool = False
+        self,
+        topic: Topic,
+        index_paths: Collection[Steps] = (),
+        *,
+        counted: bool = False,
+        unreadable: bool = False,
+        reads_from: bytes | None = None,
     ) -> Cut:
         """The records of a topic, cut between two commits, with its complete indexes on `index_paths`. `counted`: with
-        their total. `unreadable`: also the records whose key cannot be put into a message (soundness [2])."""
+        their total. `unreadable`: also the records whose key cannot be put into a message (soundness [2]). `reads_from`
+        changes nothing here: a first row that comes from the disk would hold up the writer, which waits for the lock.
+        """
         with self._writer.cut_lock:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))

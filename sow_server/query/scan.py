@@ -131,6 +131,8 @@ class Scan:
         self._chunk = SCAN_CHUNK_FIRST
         self._keys: list[bytes] = []  # found, not returned yet
         self._values: list[bytes] = []
+        self._headers: HeaderColumns | None = None
+        """Theirs, where nothing judges or sorts them."""
         self._last = Place(b"", ())
         self._token = ""  # of the next page, once there is one
         self._looks_ahead = bool(query.page_size) and _is_restricted(query.filter)
@@ -143,6 +145,7 @@ class Scan:
             [bound.steps for bound in self._plan.bounds],
             counted=_counts_all(query),
             unreadable=query.unreadable,
+            reads_from=self._begin if self._plan.access is Access.SCAN and not self._plan.bounds else None,
         )
         asks = query.filter or query.order or query.projection
         self._absent = AbsentFields(query.topic, query.filter, query.order, query.projection) if asks else None
@@ -266,10 +269,14 @@ class Scan:
         """Reads stored records."""
         keys: list[bytes] = []
         values: list[bytes] = []
-        limit = self._chunk
-        if self._judging is None and self._sorter is None and self._limit is not None:
-            limit = min(limit, self._skip + self._limit - self._returned)  # all live records match
-        self._scanned += rows.read(limit, keys, values)
+        limit, headers = self._chunk, None
+        if self._judging is None and self._sorter is None:
+            headers = self._headers = header_columns(())
+            # Few enough to stay in the processor's cache on their way.
+            limit = min(limit, max(self.query.batch_size, SCAN_CHUNK_FIRST))
+            if self._limit is not None:
+                limit = min(limit, self._skip + self._limit - self._returned)  # all live records match
+        self._scanned += rows.read(limit, keys, values, headers)
         self._chunk = min(2 * self._chunk, SCAN_CHUNK)
         if self._judging is None:
             self._keys, self._values = keys, values
@@ -283,16 +290,19 @@ class Scan:
             self._matched += len(self._keys)
             self._keys, self._values = [], []
             return _NO_RECORDS
-        if self._skip:
-            skipped = min(self._skip, len(self._keys))
-            self._skip -= skipped
-            self._matched += skipped
-            del self._keys[:skipped], self._values[:skipped]
+        skipped = min(self._skip, len(self._keys))
+        self._skip -= skipped
+        self._matched += skipped
         size = query.batch_size
         if self._limit is not None:  # 0 while it looks ahead
             size = min(size, self._limit - self._returned)
-        keys, values = self._keys[:size], self._values[:size]
-        del self._keys[:size], self._values[:size]
+        taken = slice(skipped, skipped + size)
+        keys, values, headers = self._keys[taken], self._values[taken], self._headers
+        if headers is not None and len(keys) < len(self._keys):
+            rest, headers = headers, HeaderColumns(*[column[taken] for column in headers])
+            for column in rest:
+                del column[: taken.stop]
+        del self._keys[: taken.stop], self._values[: taken.stop]
         self._matched += len(keys)
         self._returned += len(keys)
         if keys:
@@ -303,7 +313,7 @@ class Scan:
             # Until a page knows whether there is another one, it judges on.
             judged = not (query.page_size and self._unjudged)
             self._ended = bool(self._keys) or (judged and (rows.ended or not self._looks_ahead))
-        return self._batch(keys, values)
+        return self._batch(keys, values, headers)
 
     def _sort(self, sorter: Sorter) -> RecordBatch:
         self._matched += len(self._keys)
@@ -358,7 +368,7 @@ class Scan:
             left = max(0, self._matched - self.query.skip_n)
             self._returned = min(left, self.query.top_n or left)
 
-    def _batch(self, keys: list[bytes], values: list[bytes]) -> RecordBatch:
+    def _batch(self, keys: list[bytes], values: list[bytes], headers: HeaderColumns | None = None) -> RecordBatch:
         if self.query.explain or not keys:
             return _NO_RECORDS
         returned: list[bytes] | None = None
@@ -369,7 +379,7 @@ class Scan:
             else:
                 project = self.query.topic.format.project
                 returned = [project(payload, projection) for payload in payloads(values)]
-        return RecordBatch(keys, returned, header_columns(values))
+        return RecordBatch(keys, returned, header_columns(values) if headers is None else headers)
 
 
 _NO_RECORDS: Final = RecordBatch([], None, header_columns([]))

@@ -14,6 +14,7 @@ from itertools import groupby, islice
 from typing import Final, Protocol, TypeAlias
 
 from sow_server.engine.reading import Cut
+from sow_server.engine.stored import HeaderColumns, add_headers
 from sow_server.query.planner import ABOVE_ALL, EVERYTHING, IndexBound, Range
 
 BATCH_BYTES: Final = 2**20
@@ -40,9 +41,9 @@ class Rows(Protocol):
     def position(self) -> bytes:
         """The record key to continue from, which need not exist; ABOVE_ALL at the end."""
 
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        """Appends the live records among the next `limit` stored ones, at most. Returns the number of stored ones
-        read."""
+    def read(self, limit: int, keys: list[bytes], values: list[bytes], headers: HeaderColumns | None = None) -> int:
+        """Appends the live records among the next `limit` stored ones, at most, and their headers. Returns the number
+        of stored ones read."""
 
 
 class Ranges:
@@ -78,14 +79,14 @@ class Ranges:
         self._at = topic.prefix + following.start
         self._stop = topic.stop if following.stop == ABOVE_ALL else topic.prefix + following.stop
 
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
-        return self._read(limit, keys, values)
+    def read(self, limit: int, keys: list[bytes], values: list[bytes], headers: HeaderColumns | None = None) -> int:
+        return self._read(limit, keys, values, headers)
 
     def read_values(self, limit: int, values: list[bytes]) -> int:
         """As `read` without the keys, which is faster."""
-        return self._read(limit, None, values)
+        return self._read(limit, None, values, None)
 
-    def _read(self, limit: int, keys: list[bytes] | None, values: list[bytes]) -> int:
+    def _read(self, limit: int, keys: list[bytes] | None, values: list[bytes], headers: HeaderColumns | None) -> int:
         scanned = size = 0
         cut = self._cut
         for _ in range(FIND_CHUNK):  # each of many ranges may hold only one record
@@ -94,7 +95,7 @@ class Ranges:
             if keys is None:
                 self._at, read = cut.fill_values(self._at, asked, values, stop=self._stop)
             else:
-                self._at, read = cut.fill(self._at, asked, keys, values, stop=self._stop)
+                self._at, read = cut.fill(self._at, asked, keys, values, stop=self._stop, headers=headers)
             scanned += read
             if self._at is None:
                 self._next_range()
@@ -103,8 +104,10 @@ class Ranges:
                 break  # it has reached the limit of bytes
             else:
                 self._reach = min(4 * self._reach, SCAN_CHUNK)
+            if self._at is None or scanned >= limit:
+                break
             size += sum(map(len, islice(values, had, None)))
-            if self._at is None or scanned >= limit or size >= BATCH_BYTES:
+            if size >= BATCH_BYTES:
                 break
         return scanned
 
@@ -131,8 +134,9 @@ class Points:
     def entries(self) -> int:
         return sum([stream.read for stream in self._streams])
 
-    def read(self, limit: int, keys: list[bytes], values: list[bytes]) -> int:
+    def read(self, limit: int, keys: list[bytes], values: list[bytes], headers: HeaderColumns | None = None) -> int:
         read = size = 0
+        had = len(values)
         while self._next is not None and read < min(limit, FIND_CHUNK) and size < BATCH_BYTES:
             key, self._next = self._next, next(self._keys, None)
             read += 1
@@ -141,6 +145,8 @@ class Points:
                 keys.append(key)
                 values.append(value)
                 size += len(value)
+        if headers is not None:
+            add_headers(headers, values[had:])
         return read
 
 

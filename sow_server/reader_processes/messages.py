@@ -16,6 +16,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from sow_server.engine.following import Moment, TopicImage
+from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.parameters import NO_VALUES, Values
@@ -77,13 +78,13 @@ class Start(NamedTuple):
 
 
 class OpenQuery(NamedTuple):
-    """A query to open. `request` is a `QueryRequest`; `records` is the number of stored records in the topic; `caller`
-    has the turn."""
+    """A query to open. `request` is a `QueryRequest`; `statistics` are the topic's, as of now; `caller` has the
+    turn."""
 
     caller: str
     request: bytes
     topic: TopicImage
-    records: int
+    statistics: StoredStatistics
     restriction: Restriction
 
 

@@ -365,7 +365,7 @@ class ReaderProcesses:
         """Answers a query (`services.queries.LongQueries`). Raises StoreError."""
         topic, restriction = granted
         image = self._image(topic)
-        asked = OpenQuery(CALLER.get(), request.SerializeToString(), image, topic.statistics.records, restriction)
+        asked = OpenQuery(CALLER.get(), request.SerializeToString(), image, topic.statistics, restriction)
         found = await self._begun(Kind.QUERY, asked, topic, image)
         if found is None:
             return None

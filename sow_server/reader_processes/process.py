@@ -176,7 +176,7 @@ class ReaderProcess:
 
     def _open(self, asked: OpenQuery, moment: Moment) -> QueryAnswer:
         topic = _topic(asked.topic)
-        topic.statistics = StoredStatistics(records=asked.records)  # an estimate, by which a query finds its way
+        topic.statistics = asked.statistics  # an estimate, by which a query finds its way
         query = query_of(topic, sow_pb2.QueryRequest.FromString(asked.request), asked.restriction)
         cuts = self._follower.at(moment, self._skipped)
         return QueryAnswer(Scan(cuts, query, self._sorts, asked.caller), restricted=asked.restriction.rows is not None)

@@ -137,3 +137,9 @@ def header_columns(values: Sequence[bytes]) -> HeaderColumns:
         words.byteswap()
         quarters.byteswap()
     return HeaderColumns(words[1::5], words[2::5], words[3::5], words[4::5], quarters[1::20])
+
+
+def add_headers(columns: HeaderColumns, values: Sequence[bytes]) -> None:
+    """Appends the headers of more stored values."""
+    for column, more in zip(columns, header_columns(values), strict=True):
+        column.extend(more)

@@ -156,19 +156,26 @@ def test_a_cursor_keeps_its_read_options_alive(rocks: Rocks) -> None:
     assert any(isinstance(value, rocksdict.ReadOptions) for value in held)
 
 
-def test_fill_leaves_out_rows_beyond_the_stop_up_to_the_end_of_the_family(rocks: Rocks) -> None:
+sequential = pytest.mark.parametrize("sequential", [False, True])
+"""With True the cursor is told where its `fill` begins, and reads on from there."""
+
+
+@sequential
+def test_fill_leaves_out_rows_beyond_the_stop_up_to_the_end_of_the_family(rocks: Rocks, sequential: bool) -> None:
     """The stop is looked for once a call; a fill that met the end of the family before had passed it unseen."""
     batch = Batch()
     batch.puts[RECORDS] = {b"a": b"1", b"b": b"2", b"c": b"3"}
     rocks.write(batch)
     keys, values = [b"before"], [b"0"]
-    assert rocks.cursor(RECORDS).fill(b"a", b"c", 100, keys, values) is None
+    cursor = rocks.cursor(RECORDS, reads_from=b"a" if sequential else None)
+    assert cursor.fill(b"a", b"c", 100, keys, values) is None
     assert (keys, values) == ([b"before", b"a", b"b"], [b"0", b"1", b"2"])
 
 
-def test_fill_stops_at_its_limits_and_tells_where_to_go_on(rocks: Rocks) -> None:
+@sequential
+def test_fill_stops_at_its_limits_and_tells_where_to_go_on(rocks: Rocks, sequential: bool) -> None:
     put(rocks, {number(index): b"v" * 10 for index in range(10)})
-    cursor = rocks.cursor(RECORDS)
+    cursor = rocks.cursor(RECORDS, reads_from=b"" if sequential else None)
     keys: list[bytes] = []
     values: list[bytes] = []
     assert cursor.fill(b"", number(8), 3, keys, values) == number(3)
@@ -181,12 +188,13 @@ def test_fill_stops_at_its_limits_and_tells_where_to_go_on(rocks: Rocks) -> None
     assert len(keys) == len(values) == 9
 
 
+@sequential
 @pytest.mark.parametrize("bytes_max", [1, 150, 1_000, 2**20])
-def test_fill_ends_with_the_row_that_reaches_the_bytes(rocks: Rocks, bytes_max: int) -> None:
+def test_fill_ends_with_the_row_that_reaches_the_bytes(rocks: Rocks, bytes_max: int, sequential: bool) -> None:
     """Rows that grow."""
     rows = {number(index): b"v" * (index * index // 20) for index in range(400)}
     put(rocks, rows)
-    cursor = rocks.cursor(RECORDS)
+    cursor = rocks.cursor(RECORDS, reads_from=number(3) if sequential else None)
     following: bytes | None = number(3)
     expected = iter(list(rows.items())[3:390])
     while following is not None:
@@ -198,6 +206,21 @@ def test_fill_ends_with_the_row_that_reaches_the_bytes(rocks: Rocks, bytes_max: 
         assert sum(sizes[:-1]) < bytes_max
         assert following is None or len(got) == 300 or sum(sizes) >= bytes_max
     assert not list(expected)
+
+
+def test_a_sequential_read_shows_the_state_as_of_its_creation(rocks: Rocks) -> None:
+    """rocks [1]. A `fill` elsewhere in between reads by the cursor itself, and both show one state."""
+    put(rocks, {number(index): b"old" for index in range(100)})
+    cursor = rocks.cursor(RECORDS, reads_from=b"")
+    put(rocks, {number(index): b"new" for index in range(50, 150)})
+    rocks.flush()
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    assert cursor.fill(b"", b"\xff", 30, keys, values) == number(30)
+    assert cursor.fill(number(90), b"\xff", 100, [], values) is None
+    assert cursor.fill(number(30), b"\xff", 100, keys, values) is None
+    assert keys == [number(index) for index in range(100)]
+    assert values == [b"old"] * 110
 
 
 def test_filling_keys_before_a_stop_tells_where_to_go_on(rocks: Rocks) -> None:
@@ -269,6 +292,12 @@ def test_a_scan_that_meets_a_damaged_block_raises(damaged: Rocks, scan: Callable
     """rocks [4]: left alone, the iteration just ends there, as if that were all."""
     with pytest.raises(Damaged):
         scan(damaged.cursor(RECORDS))
+
+
+def test_a_sequential_read_that_meets_a_damaged_block_raises(damaged: Rocks) -> None:
+    """rocks [4]: rocksdict's own iterator of rows tells no error at all."""
+    with pytest.raises(Damaged):
+        _fill_all(damaged.cursor(RECORDS, reads_from=b""))
 
 
 def test_reads_by_key_and_the_verification_find_damage(damaged: Rocks) -> None:

@@ -25,7 +25,7 @@ from sow_server.engine.disk.rocks import (
 from sow_server.engine.disk.rocks import secondary as secondary_module
 from sow_server.engine.following import FollowedCuts, Follower, Moment, TopicImage
 from sow_server.engine.reading import Cut
-from sow_server.engine.stored import i64, unpack_i64
+from sow_server.engine.stored import StoredStatistics, header_columns, i64, unpack_i64
 from sow_server.engine.values.database import Failed, RocksOptions, Stale
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import Expiration, Publish, TopicSettings
@@ -248,7 +248,7 @@ class Following:
         topic = self.rig.topic(name)
         image = TopicImage.of(topic).topic()
         own = self.rig.store.cuts.records(topic)
-        there = self.cuts().records(image)
+        there = self.cuts().records(image, reads_from=b"")
         assert (there.sequence, there.now_micros) == (own.sequence, own.now_micros)
         return records(own, topic), records(there, image)
 
@@ -256,8 +256,10 @@ class Following:
 def records(cut: Cut, topic: Topic) -> dict[bytes, bytes]:
     found_keys: list[bytes] = []
     values: list[bytes] = []
-    following, _ = cut.fill(topic.prefix, 10_000, found_keys, values)
+    headers = header_columns(())
+    following, _ = cut.fill(topic.prefix, 10_000, found_keys, values, headers=headers)
     assert following is None
+    assert headers == header_columns(values)
     cut.close()
     return dict(zip(found_keys, values, strict=True))
 
@@ -307,6 +309,49 @@ def test_a_record_that_is_over_is_not_seen_though_it_is_not_swept(rig: Rig, foll
     own, there = following.both("t")
     assert own == there
     assert list(there) == [b"2"]
+
+
+@pytest.mark.parametrize(("batch_size", "skip_n", "top_n"), [(1000, 0, 0), (7, 0, 0), (9, 11, 40)])
+def test_each_record_comes_with_its_own_header(
+    rig: Rig, following: Following, batch_size: int, skip_n: int, top_n: int
+) -> None:
+    """rule L8. Without a filter the headers tell the live records; with one, each record is looked at by itself."""
+    for number in range(100):
+        rig.put("t", f"{number:03}", ttl=(number % 5) * SECOND or None)
+    rig.time.tick(2 * SECOND)  # two of five are over, one of these just now, and nobody has swept
+    image = TopicImage.of(rig.topic("t")).topic()
+    told = []
+    for text in ("", "@key > '' AND @version > 0"):
+        chosen = record_filter(image, text, 0) if text else None
+        for cuts in (following.cuts(), rig.store.cuts):
+            scan = Scan(cuts, Query(image, filter=chosen, batch_size=batch_size, skip_n=skip_n, top_n=top_n))
+            rows: list[tuple[object, ...]] = []
+            while (batch := scan.next_batch()) is not None:
+                rows += zip(batch.keys, batch.payloads or (), *batch.headers, strict=True)
+            told.append(rows)
+            scan.close()
+    assert len(told[0]) == (top_n or 60)
+    assert told == [told[0]] * 4
+
+
+def test_a_topic_that_does_not_fit_into_the_cache_does_not_fill_it(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = following.follower._database
+    filled: list[bool] = []
+
+    def cursor(family: str, *, fill_cache: bool = True, reads_from: bytes | None = None) -> Cursor:
+        filled.append(fill_cache)
+        return Secondary.cursor(database, family, fill_cache=fill_cache, reads_from=reads_from)
+
+    cuts = following.cuts()
+    monkeypatch.setattr(database, "cursor", cursor)
+    image = TopicImage.of(following.rig.topic("t"))
+    for size in (database.cache_bytes, database.cache_bytes + 1):
+        topic = image.topic(StoredStatistics(record_bytes=size))
+        cuts.records(topic, reads_from=b"").close()
+        cuts.records(topic).close()
+    assert filled == [True, True, False, True]
 
 
 def test_the_now_of_a_cut_is_not_before_the_commits_that_it_shows(rig: Rig, following: Following) -> None:

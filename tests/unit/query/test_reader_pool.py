@@ -168,7 +168,7 @@ def test_a_query_is_sent_whole_and_its_pieces_come_when_they_are_asked_for(world
         query = await script.hear(Kind.QUERY)
         asked: OpenQuery = pickle.loads(query.content)
         assert sow_pb2.QueryRequest.FromString(asked.request) == REQUEST
-        assert (asked.topic.name, asked.records, asked.restriction) == ("t", 0, UNRESTRICTED)
+        assert (asked.topic.name, asked.statistics.records, asked.restriction) == ("t", 0, UNRESTRICTED)
         script.say(Kind.OPENED, query.run, CUT)
         assert decode_names((await script.hear(Kind.GO)).content) == list(world.rig.store.origins.names)
         await script.hear(Kind.NEXT)

@@ -61,7 +61,7 @@ class Server:
     def query(self, caller: str = "") -> bytes:
         topic = self.rig.topic("t")
         request = sow_pb2.QueryRequest(topic="t", keys_only=True).SerializeToString()
-        return pickle.dumps(OpenQuery(caller, request, TopicImage.of(topic), topic.statistics.records, UNRESTRICTED))
+        return pickle.dumps(OpenQuery(caller, request, TopicImage.of(topic), topic.statistics, UNRESTRICTED))
 
     def say(self, kind: Kind, run: int = 0, content: bytes = b"") -> None:
         send(self._writer, kind, run, content)

@@ -5,7 +5,7 @@
 [2]  `set_iterate_lower_bound` sets the upper bound: never called; a cursor seeks.
 [3]  Iterator bounds dangle with their ReadOptions: no bounds are set; a cursor compares keys in Python and keeps
      its ReadOptions alive.
-[4]  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out.
+[4]  `items()` ends silently at a corrupt block: a cursor checks `status()` whenever it runs out, also of `items()`.
 [5]  `write` holds the GIL, `flush_wal` does not: batches are written unsynced, then the log is synced.
 [6]  A stalled `write` would freeze every thread: `no_slowdown`, and `Stalled` is raised. A WriteBatch is consumed
      even by a failed write: a `Batch` is plain data and can be written again.

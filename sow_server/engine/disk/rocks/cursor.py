@@ -13,6 +13,7 @@ import rocksdict
 
 from sow_server.engine.disk.rocks.options import MARK_KEY
 from sow_server.engine.disk.rocks.rocks_errors import translate
+from sow_server.engine.disk.rocks.sequential import SequentialRead
 from sow_server.engine.values.database import Failed
 
 STEPS_AT_ONCE: Final = 500
@@ -25,11 +26,18 @@ class Cursor:
     """A position in one column family, consistent as of the cursor's creation (rocks [1]). Used by one thread at a
     time."""
 
-    __slots__ = ("__weakref__", "_iterator", "_read_options", "_reading")
+    __slots__ = ("__weakref__", "_iterator", "_read_options", "_reading", "_sequential")
 
-    def __init__(self, iterator: rocksdict.RdictIter, read_options: rocksdict.ReadOptions) -> None:
+    def __init__(
+        self,
+        iterator: rocksdict.RdictIter,
+        read_options: rocksdict.ReadOptions,
+        sequential: SequentialRead | None = None,
+    ) -> None:
+        """`sequential`: of the same state; for `fill`, while it goes on where the last one has ended."""
         self._iterator: rocksdict.RdictIter | None = iterator
         self._read_options = read_options  # rocks [3]
+        self._sequential = sequential
         self._reading: weakref.ref[Generator[object, None, None]] | None = None
 
     def rows(self, start: bytes, stop: bytes | None, *, limit: int | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -75,30 +83,39 @@ class Cursor:
         The bulk form of `rows`: a generator would add to the cost of every row.
         """
         at = self._open()
-        at.seek(start)
-        add_key, add_value = keys.append, values.append
-        size, had = 0, len(keys)
-        valid, key_of, value_of, step = at.valid, at.key, at.value, at.next
-        for _ in range(limit):
-            if not valid():
-                self._check(at)
-                break
-            add_key(key_of())
-            value = value_of()
-            add_value(value)
-            step()
-            size += len(value)
-            if size >= bytes_max:
-                break
+        had = len(keys)
+        sequential, following = self._sequential, None
+        if sequential is not None and sequential.position == start:
+            following = sequential.fill(limit, keys, values, bytes_max)
+            if following is None:
+                self._sequential = None
+                at.seek(keys[-1] + b"\0" if len(keys) > had else start)  # rocks [4]
+        else:
+            at.seek(start)
+            add_key, add_value, size = keys.append, values.append, 0
+            key_of, value_of, step = at.key, at.value, at.next
+            for _ in range(limit):
+                key = key_of()
+                if key is None:  # no row is left (rocks [13])
+                    self._check(at)
+                    break
+                add_key(key)
+                value = value_of()
+                add_value(value)
+                step()
+                size += len(value)
+                if size >= bytes_max:
+                    break
         # The end is checked once, not for every row.
         end = bisect.bisect_left(keys, stop, lo=had)
         if end < len(keys):
             del values[end - len(keys) :], keys[end:]
             return None
-        if not valid():
-            self._check(at)
-            return None
-        following: bytes = key_of()
+        if following is None:
+            if not at.valid():
+                self._check(at)
+                return None
+            following = at.key()
         return following if following < stop else None
 
     def fill_values(
@@ -281,8 +298,8 @@ class Cursor:
         return None
 
     def close(self) -> None:
-        """Lets go of the iterator (rocks [9]); using the cursor afterwards is an error of the caller."""
-        self._iterator = None
+        """Lets go of the iterators (rocks [9]); using the cursor afterwards is an error of the caller."""
+        self._iterator = self._sequential = None
         if self._reading is not None and (reading := self._reading()) is not None:
             reading.close()  # one that stopped half-way holds the iterator in its frame
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final, cast
 
 import rocksdict
 
 from sow_server.engine.disk.rocks.cursor import Cursor
 from sow_server.engine.disk.rocks.options import FAMILIES
 from sow_server.engine.disk.rocks.rocks_errors import translate
+from sow_server.engine.disk.rocks.sequential import SequentialRead
 from sow_server.engine.values.database import Failed
+
+READ_AHEAD_BYTES: Final = 64 * 2**10
+"""Bytes of a table file that are read at once, where rows are read one after the other and are not in the cache."""
 
 
 class Handle:
@@ -36,12 +41,15 @@ class Handle:
 
     # -- reading: any thread ----------------------------------------------------------------------------------------
 
-    def cursor(self, family: str, *, fill_cache: bool = True) -> Cursor:
-        """A cursor on the state as of now."""
+    def cursor(self, family: str, *, fill_cache: bool = True, reads_from: bytes | None = None) -> Cursor:
+        """A cursor on the state as of now. `reads_from`: its `fill` will read many rows from this key on, and be faster
+        for it. The first of them is read already here."""
         read_options = rocksdict.ReadOptions()
         read_options.fill_cache(fill_cache)  # type: ignore[call-arg]  # a method; the stub says property
         with self._lock:
-            cursor = Cursor(self._family(family).iter(read_options), read_options)
+            found = self._family(family)
+            sequential = None if reads_from is None else _sequential(found, reads_from, fill_cache=fill_cache)
+            cursor = Cursor(found.iter(read_options), read_options, sequential)
             self._cursors.add(cursor)
         return cursor
 
@@ -77,3 +85,11 @@ class Handle:
             return self._families[name]
         except KeyError:
             raise Failed("the store is closed") from None
+
+
+def _sequential(family: rocksdict.Rdict, start: bytes, *, fill_cache: bool) -> SequentialRead:
+    read_options = rocksdict.ReadOptions()
+    read_options.fill_cache(fill_cache)  # type: ignore[call-arg]  # as in `Handle.cursor`
+    read_options.set_readahead_size(READ_AHEAD_BYTES)
+    pairs = family.items(from_key=start, read_opt=read_options)
+    return SequentialRead(cast("Iterator[tuple[bytes, bytes]]", pairs), read_options, start)

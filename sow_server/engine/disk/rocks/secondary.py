@@ -33,6 +33,7 @@ class Secondary(Handle):
             path,
             on_close=None,
         )
+        self.cache_bytes: Final = options.block_cache_bytes
 
     def catch_up(self, number: int) -> None:
         """Moves to a state between two writes: to that after the write `number`, or to a later one. That write is a
