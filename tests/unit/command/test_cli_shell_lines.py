@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import click
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -104,7 +105,7 @@ def test_a_question_that_nobody_answers_aborts_its_command_only(
     clients: shell.Clients, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def abort(*_args: object, **_keywords: object) -> None:
-        raise shell.click.Abort
+        raise click.Abort
 
     monkeypatch.setattr(sow.commands["count"], "callback", abort)
     assert shell.Shell(sow, SERVER, clients).execute("count orders") == 1
