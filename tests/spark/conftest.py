@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sow_client import Client, Export
-from tests.support.servers.forked_commands import MEASURED, PYTHON, ForkedCommands
+from tests.support.servers.forked_commands import PYTHON, ForkedCommands
 from tests.support.servers.server import ROOT, ServerProcess, pytest_runtest_makereport
 
 __all__ = ["pytest_runtest_makereport"]
@@ -52,7 +52,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.python.authenticate.socketTimeout", "60s")  # Python workers start slowly on a busy machine
-            .config("spark.python.worker.reuse", not MEASURED)  # Spark kills those that wait, and they report nothing
             .config("spark.driver.memory", "1g")
             # Most of the time of these tests is that of a JVM that has just started. The first compiler alone, and a
             # collector without threads, take a third less of it; classes of Spark that are not verified, a tenth.
