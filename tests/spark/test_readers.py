@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import EqualTo, InputPartition
+from pyspark import TaskContext
+from pyspark.sql.datasource import EqualTo, Filter, InputPartition
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import Export, InvalidArgument, NotFound, PackedRecords, SowError, TopicSettings, Unavailable
@@ -32,7 +33,7 @@ class Sow:
 
     def __init__(self) -> None:
         self.records: dict[str, int] = {"orders": 10}
-        self.parts = (10,)
+        self.parts: tuple[int, ...] = (10,)
         self.opened: list[tuple[str, str | None]] = []
         self.successors: list[tuple[str, str]] = []
         self.read: list[tuple[str, int]] = []
@@ -131,7 +132,7 @@ def test_a_payload_of_one_column_needs_no_look_at_the_topic(sow: Sow) -> None:
 
 def test_pushed_filters_are_sent_and_left_out_where_a_server_does_not_know_them(sow: Sow) -> None:
     reader = FilteringReader(options(filter="/a = 1"), SCHEMA)
-    pushed = [EqualTo(("id",), 5)]
+    pushed: list[Filter] = [EqualTo(("id",), 5)]
     assert list(reader.pushFilters(pushed)) == pushed, "Spark keeps all of them"
     planned(reader)
     assert sow.opened == [("orders", "(/a = 1) AND /id = 5")]
@@ -191,7 +192,7 @@ def test_tasks_of_a_later_action_share_the_parts_of_one_new_export(sow: Sow, mon
     reader = SnapshotReader(options(), SCHEMA)
     partitions = planned(reader)
     task = SimpleNamespace(getLocalProperty=lambda name: "7" if name == "spark.sql.execution.id" else None)
-    monkeypatch.setattr(reading.TaskContext, "get", lambda: task)
+    monkeypatch.setattr(TaskContext, "get", lambda: task)
     sow.parts = (3, 3, 3)
     assert [rows(reader, one) for one in partitions] == [[{"id": 0}, {"id": 2}], [{"id": 1}]]
     assert sow.successors == [("export-1", "execution 7")] * 2
