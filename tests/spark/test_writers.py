@@ -56,7 +56,7 @@ class Sending:
     def _take(self, what: str, payloads: Sequence[bytes], keys: Any, kinds: Any, micros: Any) -> None:
         self._client.did.append((what, list(payloads), keys, kinds, micros))
         refused = [one for one in self._client.refuses if one.index < len(payloads)]
-        self.staged += len(payloads) - len(refused)
+        self.staged += len(payloads) - len(refused) - len(self._client.refuses_late)
         self.refusals += refused
         if self._on_ack is not None:
             self._on_ack(Ack(len(payloads) - len(refused), 0, tuple(refused), 1, 1, "fsync"))
@@ -74,6 +74,7 @@ class Sending:
 
     def flush(self) -> None:
         self._client.did.append("flushed")
+        self.refusals += self._client.refuses_late
 
     def finish_unit(self, *, without_refused: bool = False) -> None:
         if self._client.refuses and not without_refused:
@@ -90,6 +91,8 @@ class Sow:
         self.did: list[Any] = []
         self.lifetimes: list[Any] = []
         self.refuses: list[Refusal] = []
+        self.refuses_late: list[Refusal] = []
+        """Refusals that come with the last answer only."""
         self.fails: dict[str, SowError] = {}
         self.unit = OpenedPublisher(epoch=5, unit_done=False, unit_records=0)
         self.settings = TopicSettings(key=("/id",))
@@ -329,6 +332,12 @@ def test_a_row_that_the_load_refuses_fails_the_task_or_is_dropped(sow: Sow) -> N
         overwriting_with().write(batches([1, 2], [3]))
     staged = overwriting_with(on_bad_row="drop").write(batches([1, 2], [3]))
     assert (staged.rows, staged.bad, staged.attempt) == (2, 1, 44)
+
+
+def test_a_row_that_is_refused_with_the_last_answer_fails_its_task(sow: Sow) -> None:
+    sow.refuses_late = [REFUSED]
+    with pytest.raises(SowSourceError, match=r'row 1: no \(PAYLOAD_MALFORMED\), in {"id":2}'):
+        overwriting_with().write(batches([1, 2]))
 
 
 def test_a_load_is_committed_with_the_attempts_that_count(sow: Sow, caplog: pytest.LogCaptureFixture) -> None:
