@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sow.v1 import snapshot_pb2
 from sow_server import app
 from sow_server.access.audit import Part
 from sow_server.access_control import AccessControl
@@ -23,10 +25,10 @@ from sow_server.engine.values.clock import ClockBehindError, GuardedClock
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish, PublisherPosition
 from sow_server.metrics import Metrics
+from sow_server.services.changes_service import ChangesService
 from sow_server.services.door.capacity import InFlight
 from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.log_tail import LogTail
-from sow_server.services.snapshot_service import SnapshotService
 from tests.support.oracles.access import write_access
 from tests.support.servers.configs import Write, write
 from tests.support.stores.stores import BINARY, HOUR, MINUTE, SECOND, START, Rig
@@ -180,7 +182,7 @@ class Started:
         self.listeners = Listeners()
         self.readers: list[FairReaders] = []
         self.in_flight: list[InFlight] = []
-        self.pin_idle_max: list[int] = []
+        self.changes: list[ChangesService] = []
         started = self
 
         class Readers(FairReaders):
@@ -193,14 +195,14 @@ class Started:
                 super().__init__(*arguments, **named)
                 started.in_flight.append(self)
 
-        class Snapshots(SnapshotService):
+        class Changes(ChangesService):
             def __init__(self, *arguments: Any, **named: Any) -> None:
                 super().__init__(*arguments, **named)
-                started.pin_idle_max.append(self._pin_idle_max)
+                started.changes.append(self)
 
         patch.setattr(app, "FairReaders", Readers)
         patch.setattr(app, "InFlight", Bytes)
-        patch.setattr(app, "SnapshotService", Snapshots)
+        patch.setattr(app, "ChangesService", Changes)
         patch.setattr(app, "_listen", self._listen)
         patch.setattr(app, "_tune_gc", lambda: None)  # it is this process's, too
 
@@ -262,4 +264,7 @@ pin_idle_ttl_max = "2h"
     assert in_flight.requests.take("one", 60 * MIB)
     assert not in_flight.requests.take("another", 5 * MIB)
     assert in_flight.requests.take("another", 4 * MIB)
-    assert started.pin_idle_max == [2 * HOUR]
+    request = snapshot_pb2.PinJournalRequest(topic="t", name="reader", idle_ttl_micros=2 * HOUR + 1)
+    call: Any = SimpleNamespace(topic=lambda _: SimpleNamespace(topic=None))
+    with pytest.raises(StoreError, match="this server allows 2h"):
+        asyncio.run(started.changes[0].PinJournal(request, call))

@@ -85,7 +85,7 @@ def test_an_answer_about_a_topic_that_has_left_the_link_changes_nothing() -> Non
     gone = replication_pb2.TopicAnswer(topic="gone", state=replication_pb2.TOPIC_STATE_WANTED)
     sender.received(Response(topic=gone))
     assert sender.failure is None
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
 
 
 # ---- reads ----
@@ -124,4 +124,4 @@ def test_a_part_of_a_seed_of_a_topic_that_has_left_is_not_sent() -> None:
     assert "seed" not in kinds
     assert "topics" in kinds, "the receiver is told the topics that are left"
     assert sender.failure is None
-    assert not sender.seeding
+    assert not sender.link_topics.seeding
