@@ -435,8 +435,7 @@ def merged(one: _Kind, other: _Kind) -> _Kind:
     if isinstance(one, DataType) and isinstance(other, DataType):
         kinds = {type(one), type(other)}
         if kinds <= {LongType, DecimalType}:
-            digits = max(_digits(one), _digits(other))
-            return DecimalType(digits, 0) if digits <= DECIMAL_DIGITS_MAX else DoubleType()
+            return DecimalType(max(_digits(one), _digits(other)), 0)
         if kinds <= {LongType, DecimalType, DoubleType}:
             return DoubleType()
     return StringType()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import grpc
 import pytest
@@ -343,6 +343,29 @@ def test_a_delete_needs_a_selection(stubs: Stubs, topic: str) -> None:
     assert (error.reason, error.details["field"]) == ("INVALID_ARGUMENT", "selection")
     assert "by_filter" in error.message
     assert refused(lambda: delete(stubs, "nowhere", "true")).reason == "TOPIC_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"all": True, "parameters": {"x": types_pb2.Parameter()}}, "parameters"),
+        ({"all": False}, "all"),
+        ({"all": True, "publisher": types_pb2.PublisherPosition(publisher_id="p")}, "publisher"),
+        ({"by_filter": "true", "publisher": types_pb2.PublisherPosition(publisher_id="p")}, "publisher"),
+        ({"by_keys": sow_pb2.KeyList(), "dry_run": True}, "by_keys.keys"),
+        ({"by_keys": sow_pb2.KeyList(keys=["1"], versions=[1]), "dry_run": True}, "by_keys.versions"),
+        ({"by_keys": sow_pb2.KeyList(keys=["1"], versions=[1, 2])}, "by_keys.versions"),
+        ({"by_keys": sow_pb2.KeyList(keys=["1"]), "durability": 99}, "durability"),
+    ],
+)
+def test_a_delete_whose_fields_contradict_each_other_deletes_nothing(
+    stubs: Stubs, topic: str, fields: dict[str, Any], field: str
+) -> None:
+    put(stubs, topic, {"id": 1})
+    request = sow_pb2.SowDeleteRequest(topic=topic, **fields)
+    error = refused(lambda: list(stubs.sow.SowDelete(request, timeout=TIMEOUT)))
+    assert (error.reason, error.details["field"]) == ("INVALID_ARGUMENT", field)
+    assert list(stored(stubs, topic)) == ["1"]
 
 
 # --- restamp ---------------------------------------------------------------------------------------------------------

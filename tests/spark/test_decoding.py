@@ -125,6 +125,9 @@ MOMENT = datetime(2024, 1, 5, 10, 11, 12, 123456, UTC)
         (StringType(), '{"a": [1.0, null, "é"]}', '{"a":[1.0,null,"é"]}'),
         (BinaryType(), json.dumps(base64.b64encode(b"\x00\xffabc").decode()), b"\x00\xffabc"),
         (DateType(), '"2024-02-29"', date(2024, 2, 29)),
+        (FloatType(), '"-INF"', -math.inf),
+        (DecimalType(10, 2), "0e5", Decimal("0.00")),
+        (TimestampType(), '"2024-01-05T05:41:12.123456-04:30"', MOMENT),
         (TimestampType(), '"2024-01-05T10:11:12.123456Z"', MOMENT),
         (TimestampType(), '"2024-01-05T10:11:12.123456789Z"', MOMENT),
         (TimestampType(), '"2024-01-05T12:11:12.123456+02:00"', MOMENT),
@@ -145,6 +148,9 @@ MOMENT = datetime(2024, 1, 5, 10, 11, 12, 123456, UTC)
 def test_a_value_that_fits_its_type_is_read_exactly(kind: DataType, text: str, expected: object) -> None:
     assert value(kind, text) == expected
     assert value(kind, "null") is None
+    # Beside a value that does not fit, a document is read field by field.
+    beside = decoded(StructType().add("x", kind).add("y", LongType()), f'{{"x":{text},"y":"odd"}}', mode="PERMISSIVE")
+    assert beside == [{"x": expected, "y": None}]
 
 
 def test_not_a_number_is_read_as_to_json_writes_it() -> None:
@@ -172,6 +178,10 @@ def test_not_a_number_is_read_as_to_json_writes_it() -> None:
         (BinaryType(), '"é"'),
         (DateType(), '"2023-02-29"'),
         (DateType(), '"2024-1-5"'),
+        (DateType(), "20240105"),
+        (BooleanType(), '"true"'),
+        (BinaryType(), "5"),
+        (TimestampType(), "1.5"),
         (TimestampType(), '"2024-01-05T24:00:00Z"'),
         (TimestampType(), '"yesterday"'),
         (TimestampNTZType(), '"2024-01-05T10:11:12Z"'),
@@ -200,6 +210,20 @@ def test_a_misfit_names_row_path_value_and_type() -> None:
         decoded(schema, "{}", '{"legs":[{"px":1},{"px":"dear"}]}')
     assert misfit.value.row == 1
     assert str(misfit.value) == 'field /legs[]/px: expected double, found "dear"'
+
+
+@pytest.mark.parametrize(
+    ("document", "found"), [("[1,null]", "[1,null]"), ('"a"', '"a"'), ('{"x":', "Expecting value")]
+)
+def test_what_is_no_document_is_shown(document: str, found: str) -> None:
+    with pytest.raises(Misfit, match="the document: expected a JSON object") as misfit:
+        decoded(StructType().add("x", LongType()), document)
+    assert found in misfit.value.found
+
+
+def test_a_name_with_half_a_character_is_no_text() -> None:
+    with pytest.raises(Misfit, match="field /x: expected names that are text"):
+        value(MapType(StringType(), LongType()), '{"\\ud800":1}')
 
 
 def test_permissive_keeps_the_fields_that_fit() -> None:

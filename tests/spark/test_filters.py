@@ -63,6 +63,7 @@ SCHEMA = (
     .add("day", DateType())
     .add("bytes", BinaryType())
     .add("list", ArrayType(LongType()))
+    .add("plain", StringType("UTF8_LCASE"))
     .add("s", StructType().add("n", LongType()).add("odd ]\\/name", StringType()).add("", LongType()))
 )
 for _name, _kind in METADATA_COLUMNS.items():
@@ -95,6 +96,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
         (GreaterThan(("_publish_time",), EPOCH + timedelta(seconds=1)), "@publish_time > 1000000"),
         (IsNull(("_expire_time",)), "@expire_time IS NULL"),
         (Not(In(("_version",), (1, 2))), "NOT (@version IN (1, 2))"),
+        (In(("d",), (1.5, None, 0.0)), "/d IN (1.5, 0)"),
+        (GreaterThanOrEqual(("d",), 1.5), "(/d >= 1.5 OR /d IN ('NaN', 'Infinity', '+Infinity', 'INF', '+INF'))"),
+        (LessThan(("f",), 0.5), "(/f < 0.5 OR /f IN ('-Infinity', '-INF'))"),
+        (StringEndsWith(("t",), "ab"), "/t ENDS WITH 'ab'"),
+        (StringContains(("t",), "ab"), "(/t CONTAINS 'ab' OR LENGTH(/t) IS NULL OR ARRAY_COUNT(/t) IS NOT NULL)"),
     ],
     ids=str,
 )
@@ -128,6 +134,26 @@ def test_conditions_that_the_language_can_express_are_pushed(one: Filter, text: 
         EqualTo(("_sequence",), 1),
         EqualTo(("nowhere",), 1),
         In(("n",), tuple(range(10_001))),
+        In(("n",), (None,)),
+        EqualTo((), 1),
+        EqualTo(("n", "deeper"), 1),
+        IsNull(("_version",)),
+        StringEndsWith(("t",), "1"),
+        StringContains(("b",), "x"),
+        In(("c",), (Decimal(1),)),
+        GreaterThanOrEqual(("f",), 0.5),
+        StringContains(("d",), "x"),
+        GreaterThan(("b",), False),
+        EqualTo(("plain",), "x"),
+        # Literals of another type than their column, which Spark sends none of:
+        EqualTo(("t",), 5),
+        EqualTo(("_key",), 5),
+        EqualTo(("b",), 1),
+        EqualTo(("n",), True),
+        EqualTo(("n",), 2**63),
+        EqualTo(("_publish_time",), EPOCH.replace(tzinfo=None)),
+        EqualTo(("c",), 1.5),
+        GreaterThan(("c",), Decimal("NaN")),
     ],
     ids=lambda one: str(one)[:80],
 )

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_client import InvalidArgument, PayloadForm
+from sow_client._payloads import packed_value
 from sow_server.engine.formats.topic_formats import format_of
 from sow_server.engine.values.model import MessageType, TopicSettings
 
@@ -57,6 +58,25 @@ def test_a_time_keeps_its_nanoseconds(time: bytes) -> None:
     assert msgspec.msgpack.encode(document) == payload
     shown = "2023-11-14T22:13:20.000000005Z"
     assert msgspec.json.decode(MSGPACK.json(payload) or b"") == {"t": shown, "l": [shown]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xd7\xff" + (10**9 << 34).to_bytes(8, "big"),
+        b"\xc7\x0c\xff" + (5).to_bytes(4, "big") + (2**62).to_bytes(8, "big"),
+        b"\xc7\x03\xff" + b"abc",
+    ],
+    ids=["too many nanoseconds", "beyond all years", "no time at all"],
+)
+def test_what_says_that_it_is_a_time_and_is_none_stays_bytes_or_an_extension(content: bytes) -> None:
+    payload = b"\x82\xa1t" + content + b"\xa1u" + NANOS
+    assert MSGPACK.document(payload) == payload
+    with pytest.raises(ValueError, match="it is no value of MessagePack"):
+        packed_value(content)
+    if content[1:2] == b"\x0c":
+        extension = Ext(-1, content[3:])
+        assert PayloadForm.in_columns({"t": extension}) == {"t": {"ext": -1, "data": content[3:]}}
 
 
 def test_names_of_a_map_that_have_one_text_are_all_told() -> None:
@@ -132,11 +152,11 @@ def test_a_decimal_beyond_the_numbers_of_messagepack_is_refused() -> None:
         (NVFIX, {"a": {"b": 1}}, "the field 'a' is a dict"),
         (NVFIX, {"a": float("nan")}, "the field 'a' is a float"),
         (PayloadForm("binary"), {"a": 1}, "the topic is binary: give bytes"),
+        (NVFIX, object(), "cannot be encoded: "),
+        (NVFIX, [1, 2], "is no mapping of names to values"),
     ],
 )
-def test_a_document_that_the_type_cannot_express_is_refused(
-    form: PayloadForm, document: dict[object, object], message: str
-) -> None:
+def test_a_document_that_the_type_cannot_express_is_refused(form: PayloadForm, document: object, message: str) -> None:
     with pytest.raises(InvalidArgument, match="data: ") as caught:
         form.encode(document)  # type: ignore[arg-type]  # names of other types, too
     assert message in caught.value.message

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sow.v1 import types_pb2
-from sow_peering import Packed, PublisherMark
+from sow_peering import Packed, PublisherMark, SeedPart
 from sow_replication.node import Node
 from sow_replication.options import NodeOptions, PeerOptions
 from sow_replication.ports import Counted
 from sow_replication.status import status
 from tests.support.simulation.replica_model import ModelStore
+from tests.support.simulation.replica_rocks import stores_in
 from tests.support.simulation.replica_rows import SECOND, Backup, Disk, Make
 from tests.support.simulation.replica_world import Instance, World
 
@@ -259,6 +265,55 @@ def test_a_topic_that_is_created_anew_at_the_receiver_is_seeded_anew() -> None:
     assert payloads(world, "b") == {}
     world.run(10 * SECOND)
     assert payloads(world, "b") == {"k": "one"}
+
+
+@pytest.mark.parametrize("stores", ["model", "rocks"])
+def test_a_peer_whose_journal_position_is_lost_again_is_seeded_again(tmp_path: Path, stores: str) -> None:
+    """R9: each seed brings all records, lifetimes and deletions, and the changes behind it come from the journal."""
+    with nullcontext(ModelStore) if stores == "model" else stores_in(tmp_path / "stores") as make:
+        world = world_of(("a", "b"), make=make)
+        a, b = (world.instances[name].store for name in "ab")
+        for key in ("kept", "touched", "dies 1", "dies 2", "dies later 1", "dies later 2"):
+            put(world, "a", key, "of before")
+        world.run(5 * SECOND)
+        assert set(payloads(world, "b")) == set(payloads(world, "a"))
+        seeds: list[str] = []
+        read = a.seed
+
+        def seed(topic: str, *position: Any, **bounds: Any) -> SeedPart:
+            seeds.append(topic)
+            return read(topic, *position, **bounds)
+
+        a.seed = seed  # type: ignore[method-assign]  # counts
+        for number in (1, 2):
+            part(world, "a", "b")
+            world.run(SECOND)
+            put(world, "a", f"new {number}", "of the time apart")
+            delete(world, "a", f"dies {number}")
+            a.touch("T", "touched", number * 1_000 * SECOND)
+            a.publish("T", f"short {number}", "x", ttl_micros=SECOND)
+            commit(world, "a")
+            world.run(2 * SECOND)
+            a.sweep()
+            a.prune(a.head())
+            commit(world, "a")
+            world.run(SECOND)
+            assert f"new {number}" not in payloads(world, "b")
+            world.heal()
+            world.run(10 * SECOND)
+            assert seeds == ["T"] * number
+            assert b.records("T") == a.records("T"), "payloads, versions and expire times"
+            assert f"dies {number}" not in b.records("T")
+            assert f"short {number}" not in b.records("T")
+            assert world.lag() == 0
+            put(world, "a", "kept", f"of after seed {number}")
+            delete(world, "a", f"dies later {number}")
+            a.touch("T", f"new {number}", 5_000 * SECOND)
+            commit(world, "a")
+            world.run(2 * SECOND)
+            assert b.records("T") == a.records("T")
+            assert seeds == ["T"] * number, "they come from the journal"
+        assert set(b.records("T")) == {"kept", "touched", "new 1", "new 2"}
 
 
 def test_another_pattern_begins_the_link_anew() -> None:
