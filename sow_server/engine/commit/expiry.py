@@ -42,7 +42,9 @@ from sow_server.engine.values.model import NEVER
 READ_MAX: Final = 2000
 """Entries read at a time: a sweep without a bound must not read all the entries that are not yet due."""
 RECORDS_AT_ONCE: Final = 64
-"""Records read at a time: a commit exceeds its bound in bytes by so many at most."""
+"""Records read at a time: a commit exceeds its bound in bytes by so many at most. It begins with `RECORDS_AT_FIRST`,
+as all may be of the largest size that is allowed."""
+RECORDS_AT_FIRST: Final = 4
 COMMIT_BYTES: Final = 4 * 2**20
 """The bytes of records that one commit removes ([7]): more than a thousand records usually have."""
 WINDOW_BYTES: Final = 8 * 2**20
@@ -124,12 +126,13 @@ class Sweep:
         """The next entries of the window, and the records that they are about, within the bound of a commit ([7])."""
         upto = min(window.at + entries_max, len(window.entries))
         found: dict[bytes, bytes] = {}
-        at, size = window.at, 0
+        at, size, at_once = window.at, 0, min(RECORDS_AT_FIRST, RECORDS_AT_ONCE)
         while at < upto and (size < COMMIT_BYTES or entries_max > WINDOW_ENTRIES):
-            keys = [entry[DUE_STORE_KEY] for entry in window.entries[at : min(at + RECORDS_AT_ONCE, upto)]]
+            keys = [entry[DUE_STORE_KEY] for entry in window.entries[at : min(at + at_once, upto)]]
             records = draft.read(keys)
             found.update(records)
             at += len(keys)
+            at_once = min(4 * at_once, RECORDS_AT_ONCE)
             size += sum(map(len, records.values()))
         return window.entries[window.at : at], found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Final
 
 from sow_peering import InstanceIdentity, JournalPart, Packed, PublisherMark, PublisherPart, SeedPart
@@ -36,6 +35,8 @@ COMMITS_MAX: Final = 5000
 """Commits that one read visits at most, so that it returns even if few of them are for the peer."""
 ROWS_MAX: Final = 1000
 """Rows of one part of a seed: a part is one commit at the receiver, and others there wait for it."""
+ROWS_AT_ONCE: Final = 32
+"""Rows of given keys that are read at a time: so many may be read beyond the bound in bytes."""
 PUBLISHERS_MAX: Final = 1000
 """Publishers that are read and sent together, at most: they are one commit at the receiver."""
 PUBLISHERS_BYTES_MAX: Final = 2**18
@@ -224,29 +225,30 @@ class PeerReader:
         """Records and tombstones of some keys, packed as in a seed, all of them durable. Not from the event loop.
         Raises StoreError RESULT_TOO_LARGE for several keys whose records have more than `bytes_max` bytes."""
         wanted = sorted(topic.prefix + key for key in set(record_keys))
-        with self._commits.cut_lock:
-            sequence = self._commits.last_sequence
-            values = self._rocks.each(RECORDS, wanted)
-            first = next(values)  # all are of the instant of the first
-            dead = list(zip(wanted, self._rocks.multi_get(TOMBSTONES, wanted), strict=True))
         live: dict[bytes, bytes] = {}
-        size = 0
-        for key, value in zip(wanted, chain([first], values), strict=True):
-            if value is not None:
-                live[key] = value
-                size += len(key) + len(value)
-                if bytes_max is not None and size > bytes_max and len(wanted) > 1:
-                    # Before they are all read: a peer may ask for any.
-                    raise StoreError(
-                        Reason.RESULT_TOO_LARGE,
-                        f"key: the rows of {len(wanted)} keys have more bytes than the limit of {bytes_max}",
-                        field="key",
-                    )
+        dead: dict[bytes, Tombstone] = {}
+        sequence, size = 0, 0
+        for first in range(0, len(wanted), ROWS_AT_ONCE):
+            keys = wanted[first : first + ROWS_AT_ONCE]
+            with self._commits.cut_lock:  # each record and its tombstone are of one instant
+                sequence = self._commits.last_sequence
+                values = self._rocks.multi_get(RECORDS, keys)
+                marks = self._rocks.multi_get(TOMBSTONES, keys)
+            live.update({key: value for key, value in zip(keys, values, strict=True) if value is not None})
+            dead.update({key: decode_tombstone(row) for key, row in zip(keys, marks, strict=True) if row is not None})
+            size += sum([len(key) + len(value or b"") for key, value in zip(keys, values, strict=True)])
+            if bytes_max is not None and size > bytes_max and len(wanted) > 1:
+                # Before they are all read: a peer may ask for any.
+                raise StoreError(
+                    Reason.RESULT_TOO_LARGE,
+                    f"key: the rows of {len(wanted)} keys have more bytes than the limit of {bytes_max}",
+                    field="key",
+                )
         self._wait_for_sync(sequence)
         return pack_rows(
             list(live),
             list(live.values()),
-            {key: decode_tombstone(value) for key, value in dead if value is not None},
+            dead,
             None,
         )
 

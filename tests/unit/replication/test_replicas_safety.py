@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -83,19 +83,19 @@ def test_rows_for_a_peer_are_read_only_up_to_their_bound(
     for number in range(20):
         a.put("t", f"{number:02}", b"x" * 1000)
     a.store.sync()
-    rows = Rocks.each
-    taken: list[bytes | None] = []
+    monkeypatch.setattr(serving, "ROWS_AT_ONCE", 2)
+    read = Rocks.multi_get
+    taken: list[bytes] = []
 
-    def each(rocks: Rocks, family: str, keys: Sequence[bytes]) -> Iterator[bytes | None]:
-        for value in rows(rocks, family, keys):
-            taken.append(value)
-            yield value
+    def multi_get(rocks: Rocks, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        taken.extend(keys if family == RECORDS else ())
+        return read(rocks, family, keys)
 
-    monkeypatch.setattr(Rocks, "each", each)
+    monkeypatch.setattr(Rocks, "multi_get", multi_get)
     keys = [f"{number:02}".encode() for number in range(20)]
     with pytest.raises(StoreError) as refused:
         a.store.replicas.reader.rows(a.topic("t"), keys, 2500)
-    assert (refused.value.reason, len(taken)) == (Reason.RESULT_TOO_LARGE, 3)
+    assert (refused.value.reason, len(taken)) == (Reason.RESULT_TOO_LARGE, 4)
     assert "the rows of 20 keys have more bytes than the limit of 2500" in str(refused.value)
     assert a.store.replicas.reader.rows(a.topic("t"), keys[:2], 2500)
     assert a.store.replicas.reader.rows(a.topic("t"), keys[:1], 10), "one record goes, however large"
