@@ -230,12 +230,13 @@ class Committer:
             self._answers.waiting += [partial(follow, committed, self.synced_sequence) for follow in self._followers]
         return None
 
-    def sync_if_due(self) -> None:
-        """Makes commits durable that need not be so at once, after a while."""
-        if self.unsynced_since is None or self._queue.failure is not None:
-            return
-        if self._clock.now_micros() - self.unsynced_since >= self._options.buffered_sync_micros:
-            self.sync()
+    def sync_if_due(self, now: int) -> bool:
+        """Makes commits durable that need not be so at once, after a while. Returns whether it was time."""
+        since = self.unsynced_since
+        if since is None or now - since < self._options.buffered_sync_micros or self._queue.failure is not None:
+            return False
+        self.sync()
+        return True
 
     def finish(self) -> None:
         """At an orderly stop: syncs, and returns unused reservations."""

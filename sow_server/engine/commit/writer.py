@@ -37,7 +37,7 @@ from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Durability, Publish
+from sow_server.engine.values.model import MICROS, Durability, Publish
 
 log = structlog.get_logger(__name__)
 
@@ -148,13 +148,17 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            now, paused = self._clock.look()
             while True:
-                if self.queue.take(self._wait_micros()) and not self._turn():
+                if self.queue.take(self._wait_micros(now, paused=paused)) and not self._turn():
                     break
                 answered = self._answers.flush()  # before the sweep: they have waited long enough
-                self._sweep_if_due(after_answers=answered)
-                self.committer.sync_if_due()
-                self._answers.flush()
+                now, paused = self._clock.look()  # one look for all that may be due
+                if not paused and self._sweep_if_due(now, after_answers=answered):
+                    now, paused = self._clock.look()
+                if self.committer.sync_if_due(now):
+                    self._answers.flush()
+                    now, paused = self._clock.look()
         except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
             log.exception("writer_died")
             self.fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
@@ -162,14 +166,13 @@ class Writer:
             self._refuse_all()
             self._answers.flush()
 
-    def _wait_micros(self) -> int:
+    def _wait_micros(self, now: int, *, paused: bool) -> int:
         """How long the writer may sleep when nothing is queued."""
         if len(self.queue):
             return 0
-        now = self._clock.now_micros()
         wait = MICROS
         if self.queue.failure is None:
-            if not self._clock.paused:
+            if not paused:
                 due = max(self.sweep.next_due, self._pace.next_micros)
                 wait = min(wait, (due if due > now else self._pace.not_before()) - now)
             if (since := self.committer.unsynced_since) is not None:
@@ -407,12 +410,10 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # [5]: as above
             return as_store_error(error)
 
-    def _sweep_if_due(self, *, after_answers: bool) -> None:
-        if self.queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
-            return
-        now = self._clock.now_micros()
-        if self.sweep.next_due > now or self._pace.not_before() > now:
-            return
+    def _sweep_if_due(self, now: int, *, after_answers: bool) -> bool:
+        """Sweeps once, unless the sweep has to wait. Returns whether it did."""
+        if self.sweep.next_due > now or self.queue.failure is not None or self._pace.not_before() > now:
+            return False
         if after_answers and not self.calls and self._options.sweep_busy_pause_micros:
             # The event loop sends them. It would have to wait for the GIL, if the sweep had it already.
             time.sleep(self._options.sweep_busy_pause_micros / MICROS)
@@ -420,6 +421,7 @@ class Writer:
         visited = self._sweep_once(self._pace.entries_max(now))
         more = visited > 0 and self.sweep.next_due <= now
         self._pace.swept(visited, now, self._clock.now_micros(), more=more)
+        return True
 
     def _sweep_once(self, entries_max: int) -> int:
         draft = self.committer.new_draft()
