@@ -5,9 +5,10 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -42,8 +43,9 @@ class Batch:
     counts.
     """
 
-    puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
-    deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    # Most batches change some of the families: the others take no room.
+    puts: defaultdict[str, dict[bytes, bytes]] = field(default_factory=partial(defaultdict, dict))
+    deletes: defaultdict[str, list[bytes]] = field(default_factory=partial(defaultdict, list))
     ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     beat: bool = False
     """True if the write leaves its number in all followed families, although it may change none of them."""
@@ -99,12 +101,12 @@ class Rocks(Handle):
             self._mark(write, batch, number)
         for name, begin, end in batch.ranges:
             write.delete_range(begin, end, self._handles[name])
-        for name, keys in batch.deletes.items():
-            if keys:
+        for name in FAMILIES:
+            if keys := batch.deletes.get(name):
                 write.set_default_column_family(self._handles[name])
                 deque(map(write.delete, keys), maxlen=0)
-        for name, puts in batch.puts.items():
-            if puts:
+        for name in FAMILIES:
+            if puts := batch.puts.get(name):
                 write.set_default_column_family(self._handles[name])
                 # map() in C: the loop costs less than the puts.
                 deque(map(write.put, puts.keys(), puts.values()), maxlen=0)
