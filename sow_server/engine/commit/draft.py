@@ -234,7 +234,14 @@ class Draft:
         A record that is due already is put and expired in this commit (rules L7, R5), unless not `expire_due`: then the
         caller expires it. `hand_over`: the subscribers attached now get it all the same.
         """
-        version, origin, sequence = self._minted(version), self.origin if origin is None else origin, self.next_sequence
+        if version is None:
+            version = self.next_version
+            self.next_version = version + 1
+        else:
+            self._minted(version)
+        if origin is None:
+            origin = self.origin
+        sequence = self.next_sequence
         chunk = self.journal.chunk(topic, sequence)
         old = None if head is None else read_header(head)
         new_head = header(
@@ -419,7 +426,7 @@ class Draft:
 
     def count(self, topic: Topic, records: int, size: int) -> None:
         """Adds to the topic's figures."""
-        figures = self.figures(topic)
+        figures = self.statistics.get(topic.id) or topic.statistics
         if records < 0:
             place = RECORDS, topic.id
             self.removals[place] = self.removals.get(place, 0) - records

@@ -260,7 +260,8 @@ class Writer:
                 self._answers.refuse(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
                 return False
         try:
-            creation = first_publish.creation(self.create_topic, self._topics, request)
+            create = self.create_topic
+            creation = None if create is None else first_publish.creation(create, self._topics, request)
             if creation is not None:
                 refused = first_publish.refused(self.committer.new_draft, job, creation, self._options, self.publishers)
                 if refused is not None:
@@ -345,15 +346,18 @@ class Writer:
         return False
 
     def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
-        fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
+        fsync = False
+        for job, _ in parts:
+            fsync |= job.request.durability is not Durability.BUFFERED
         error = self.committer.write(draft, sync=fsync)
         if error is not None:
             for job, _ in parts:
                 self._answers.refuse(job, error)
             return
-        records = 0
+        records, published = 0, False
         for job, part in parts:
             job.merge(part)
+            published |= not job.is_part
             job.outcome.durability = Durability.FSYNC if fsync else Durability.BUFFERED
             records += part.applied
             if part.applied and isinstance(job.request, Publish):
@@ -362,7 +366,7 @@ class Writer:
                     job.topic.last_use_micros = draft.now
             if job.left == 0:
                 self._answers.give(job, job.outcome)
-        if not all(job.is_part for job, _ in parts):
+        if published:
             self._pace.published(draft.now)
         self._observer.committed(records, time.perf_counter() - started)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,6 +96,7 @@ class Rocks(Handle):
         """Applies `batch` atomically, without syncing. Raises Stalled (try again) or Failed (final)."""
         db = self._open()
         write = rocksdict.WriteBatch(raw_mode=True)
+        put, delete = write.put, write.delete
         number = self.write_number + 1
         if self.marking:
             self._mark(write, batch, number)
@@ -103,13 +104,14 @@ class Rocks(Handle):
             write.delete_range(begin, end, self._handles[name])
         for name in FAMILIES:
             if keys := batch.deletes.get(name):
-                write.set_default_column_family(self._handles[name])
-                deque(map(write.delete, keys), maxlen=0)
+                handle = self._handles[name]
+                for key in keys:
+                    delete(key, handle)
         for name in FAMILIES:
             if puts := batch.puts.get(name):
-                write.set_default_column_family(self._handles[name])
-                # map() in C: the loop costs less than the puts.
-                deque(map(write.put, puts.keys(), puts.values()), maxlen=0)
+                handle = self._handles[name]
+                for key, value in puts.items():
+                    put(key, value, handle)
         try:
             db.write(write, self._write_options)
         except Exception as error:
