@@ -54,14 +54,14 @@ CALLS: Final[dict[str, int]] = {
     "engine: delete": 117,
     "engine: delete a batch": 2_183,
     "engine: expire a batch": 125,
-    "server: publish": 202,
+    "server: publish": 190,
     "server: publish a batch by a stream": 283,
-    "server: get": 89,
-    "server: get a hundred": 783,
+    "server: get": 83,
+    "server: get a hundred": 682,
     "server: query a record": 1_596,
     "server: query a batch": 393,
     "server: subscribe with a snapshot": 3_101,
-    "server: delete": 242,
+    "server: delete": 240,
 }
 """By operation."""
 

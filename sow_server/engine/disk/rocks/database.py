@@ -102,7 +102,7 @@ class Rocks(Handle):
             self._mark(write, batch, number)
         for name, begin, end in batch.ranges:
             write.delete_range(begin, end, self._handles[name])
-        for name in FAMILIES:
+        for name in FAMILIES if batch.deletes else ():
             if keys := batch.deletes.get(name):
                 handle = self._handles[name]
                 for key in keys:
