@@ -34,7 +34,7 @@ FIRST_SEQUENCE: Final = slice(4, None)
 """The place of the first sequence in a key."""
 _JOURNAL_HEAD: Final = Struct(">BBHIqqq")
 _ONE_CHANGE: Final = Struct(">BBHIqqqB" + "Bq" * 7 + "HI")
-"""Of a value with one change: all in front of its key. Each column is constant."""
+"""All that is in front of the key in a value with one change; its columns are constant."""
 _U16: Final = Struct(">H")
 _I64: Final = Struct(">q")
 _KINDS: Final = frozenset(range(PUT, WITHDRAW + 1))

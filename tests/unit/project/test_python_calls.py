@@ -58,7 +58,7 @@ CALLS: Final[dict[str, int]] = {
     "server: publish a batch by a stream": 283,
     "server: get": 83,
     "server: get a hundred": 682,
-    "server: query a record": 1_596,
+    "server: query a record": 1_588,
     "server: query a batch": 393,
     "server: subscribe with a snapshot": 3_101,
     "server: delete": 240,
