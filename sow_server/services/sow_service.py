@@ -238,7 +238,8 @@ class SowService:
                 field="keys",
             )
         convert.check_key_parts(granted.topic.settings.key, request.keys)
-        granted = await self._reached(call, granted, request)
+        if request.min_position:
+            granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
             return (await self._read(granted, request, 0))[1]

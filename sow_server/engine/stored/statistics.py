@@ -48,9 +48,8 @@ class StoredStatistics(NamedTuple):
 
     def appended(self, entries: int, size: int, last_sequence: int) -> StoredStatistics:
         """The figures with a chunk of the journal more."""
-        return StoredStatistics(
-            *self[:2], self.appended_entries + entries, self.appended_bytes + size, *self[4:8], last_sequence, *self[9:]
-        )
+        appended = self.appended_entries + entries, self.appended_bytes + size
+        return StoredStatistics(*self[:2], *appended, *self[4:8], last_sequence, *self[9:])
 
     def trimmed(self, floor: int) -> StoredStatistics:
         """The figures after everything journaled so far is discarded: the floor is at least `floor`."""
