@@ -235,13 +235,10 @@ class Draft:
         caller expires it. `hand_over`: the subscribers attached now get it all the same.
         """
         if version is None:
-            version = self.next_version
-            self.next_version = version + 1
+            version, self.next_version = self.next_version, self.next_version + 1
         else:
             self._minted(version)
-        if origin is None:
-            origin = self.origin
-        sequence = self.next_sequence
+        origin, sequence = self.origin if origin is None else origin, self.next_sequence
         chunk = self.journal.chunk(topic, sequence)
         old = None if head is None else read_header(head)
         new_head = header(
