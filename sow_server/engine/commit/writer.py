@@ -153,18 +153,24 @@ class Writer:
                 if self.queue.take(self._wait_micros(now, paused=paused)) and not self._turn():
                     break
                 answered = self._answers.flush()  # before the sweep: they have waited long enough
-                now, paused = self._clock.look()  # one look for all that may be due
-                if not paused and self._sweep_if_due(now, after_answers=answered):
-                    now, paused = self._clock.look()
-                if self.committer.sync_if_due(now):
-                    self._answers.flush()
-                    now, paused = self._clock.look()
+                now, paused = self._do_due(after_answers=answered)
         except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
             log.exception("writer_died")
             self.fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
         finally:
             self._refuse_all()
             self._answers.flush()
+
+    def _do_due(self, *, after_answers: bool) -> tuple[int, bool]:
+        """Sweeps, and syncs BUFFERED commits, if it is time. Returns the last look at the clock: one is enough for all
+        this, and for the wait behind it."""
+        now, paused = self._clock.look()
+        if not paused and self._sweep_if_due(now, after_answers=after_answers):
+            now, paused = self._clock.look()
+        if self.committer.sync_if_due(now):
+            self._answers.flush()
+            now, paused = self._clock.look()
+        return now, paused
 
     def _wait_micros(self, now: int, *, paused: bool) -> int:
         """How long the writer may sleep when nothing is queued."""
