@@ -59,8 +59,8 @@ CALLS: Final[dict[str, int]] = {
     "server: get": 81,
     "server: get a hundred": 680,
     "server: query a record": 1_588,
-    "server: query a batch": 393,
-    "server: subscribe with a snapshot": 3_101,
+    "server: query a batch": 392,
+    "server: subscribe with a snapshot": 3_100,
     "server: delete": 240,
 }
 """By operation."""
