@@ -419,8 +419,9 @@ def _services(
         dynamic_topics=config.server.dynamic_topics,
     )
     return (
-        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
+        # The most used one first: gRPC asks each service in this order whether a method is its own.
         (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow,)),
+        (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),
         (access_pb2.DESCRIPTOR.services_by_name["AccessService"], (AccessService(access),)),

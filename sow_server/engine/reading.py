@@ -253,11 +253,14 @@ class Cuts:
         now = self._clock.now_micros()
         topic.last_use_micros = now
         acts = topic.acts  # before the values, as above
-        prefix = topic.prefix
-        values = self._rocks.each(RECORDS, [prefix + key for key in keys])
+        store_keys = list(map(topic.prefix.__add__, keys))
+        due = i64(now)
+        if len(store_keys) == 1:  # the usual get, without generators
+            value = self._rocks.get(RECORDS, store_keys[0])
+            return now, iter((value if value is not None and not (acts and value[EXPIRE_TIME] <= due) else None,))
+        values = self._rocks.each(RECORDS, store_keys)
         if not acts:
             return now, values
-        due = i64(now)
         return now, (value if value is not None and value[EXPIRE_TIME] > due else None for value in values)
 
     def records(

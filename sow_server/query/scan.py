@@ -477,4 +477,4 @@ _CONTRADICTIONS: Final = (
 
 def point_keys(keys: Sequence[str | bytes]) -> tuple[bytes, ...]:
     """Record keys as they are stored."""
-    return tuple(key if isinstance(key, bytes) else key.encode() for key in keys)
+    return tuple([key if isinstance(key, bytes) else key.encode() for key in keys])

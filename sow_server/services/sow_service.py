@@ -141,13 +141,13 @@ class SowService:
     async def Publish(self, request: sow_pb2.PublishRequest, call: Call) -> sow_pb2.PublishResponse:
         publish = convert.publish(request, self._durability)
         permit_publish(call, publish, dynamic=self._dynamic_topics)
-        outcome = await (await self._changes.admitted(publish, call.seconds_left()))
+        outcome = await self._changes.admitted(publish, call.seconds_left())
         call.notes.update(topic=publish.topic, records=outcome.applied, sequence=outcome.last_sequence)
         if call.trace is not None:
             call.trace.answered(outcome.last_sequence)
         return sow_pb2.PublishResponse(
             results=convert.results(outcome),
-            durability=types_pb2.Durability.ValueType(outcome.durability.value),
+            durability=types_pb2.Durability.ValueType(outcome.durability),
             journal_epoch=self._reading.instance.epoch,
         )
 
@@ -197,12 +197,12 @@ class SowService:
     async def Touch(self, request: sow_pb2.TouchRequest, call: Call) -> sow_pb2.TouchResponse:
         touch = convert.touch(request, self._durability)
         permit_touch(call, touch)
-        outcome = await (await self._changes.admitted(touch, call.seconds_left()))
+        outcome = await self._changes.admitted(touch, call.seconds_left())
         if call.trace is not None:
             call.trace.answered(outcome.last_sequence)
         return sow_pb2.TouchResponse(
             results=convert.results(outcome),
-            durability=types_pb2.Durability.ValueType(outcome.durability.value),
+            durability=types_pb2.Durability.ValueType(outcome.durability),
             journal_epoch=self._reading.instance.epoch,
         )
 
@@ -238,7 +238,8 @@ class SowService:
                 field="keys",
             )
         convert.check_key_parts(granted.topic.settings.key, request.keys)
-        granted = await self._reached(call, granted, request)
+        if request.min_position:
+            granted = await self._reached(call, granted, request)
         renewal = convert.renewal(request, self._durability)
         if renewal is None:
             return (await self._read(granted, request, 0))[1]
@@ -255,7 +256,7 @@ class SowService:
         _check_lifetime(granted.topic, renewal.lifetime, getting.as_of_micros)
         if not renewal.keys:
             return answer
-        outcome = await (await self._changes.admitted(renewal, call.seconds_left()))
+        outcome = await self._changes.admitted(renewal, call.seconds_left())
         call.notes.update(topic=renewal.topic, records=outcome.applied, sequence=outcome.last_sequence)
         # Refused are records that have gone or were renewed since, and those that the caller may only read.
         return (await self._read(call.topic(request.topic), request, 0))[1]

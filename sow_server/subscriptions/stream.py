@@ -21,8 +21,17 @@ async def stream(
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] | None = None
     reading: Future[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+    rings_micros = 0
+    """When the timer rings. It may be early: most waits end with a change, and each would need another timer."""
 
     def wake() -> None:
+        if woken is not None and not woken.done():
+            woken.set_result(None)
+
+    def ring() -> None:
+        nonlocal timer
+        timer = None
         if woken is not None and not woken.done():
             woken.set_result(None)
 
@@ -38,12 +47,15 @@ async def stream(
             else:
                 # Nothing else ran on this thread since `step`, so no wake-up is missed.
                 woken = loop.create_future()
-                timer = loop.call_later(max(0, step.until_micros - elapsed()) / MICROS, wake)
-                try:
-                    await woken
-                finally:
-                    timer.cancel()
+                if timer is None or step.until_micros < rings_micros:
+                    if timer is not None:
+                        timer.cancel()
+                    rings_micros = step.until_micros
+                    timer = loop.call_later(max(0, rings_micros - elapsed()) / MICROS, ring)
+                await woken
     finally:
+        if timer is not None:
+            timer.cancel()
         if reading is None or reading.done() or reading.cancel():
             subscription.close()
         else:

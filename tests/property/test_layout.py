@@ -8,12 +8,15 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.layout import settings_from_json, settings_to_json
+from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.stored import (
     EXPIRE,
     HEADER_BYTES,
     HEADER_FAST,
     PUT,
+    ChangeRow,
     Changes,
     Column,
     Commit,
@@ -44,6 +47,8 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 WORD = st.integers(0, 2**63 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U16 = st.integers(0, 2**16 - 1)
+ADDED = ("version", "publish_time", "expire_time", "origin", "previous", "removed_version", "removed_origin")
+"""The columns of `ChunkBuilder.add`, in the order of `Changes`."""
 
 
 @given(U16, WORD, WORD, WORD, WORD, st.binary(max_size=50), st.binary(max_size=20))
@@ -169,6 +174,57 @@ def test_a_journal_value_is_read_back(given_changes: Changes) -> None:
     assert decode_changes(given_changes.first_sequence, value) == given_changes
     given_head = given_changes.commit_time_micros, given_changes.entries_before, given_changes.bytes_before
     assert changes_head(value) == (len(given_changes.keys), *given_head)
+
+
+NEAR = st.integers(0, 2)
+ROWS = st.lists(st.builds(ChangeRow, st.integers(PUT, EXPIRE), *[I64 | NEAR] * 7), min_size=1, max_size=3)
+TOPIC = Topic(7, "t", TopicSettings(), create_time_micros=0, statistics=StoredStatistics())
+
+
+@given(st.lists(st.tuples(ROWS, st.booleans()), min_size=1, max_size=4), st.booleans(), U16, st.data())
+def test_a_chunk_has_the_same_bytes_however_its_changes_were_added(
+    groups: list[tuple[list[ChangeRow], bool]], atomic: bool, source: int, data: st.DataObject
+) -> None:
+    """One by one, of which a chunk of one change is packed at once, or in columns: as columns that grow number by
+    number."""
+    chunk = ChunkBuilder(TOPIC, 5, atomic=atomic, source=source)
+    kinds, numbers = bytearray(), [Column() for _ in range(7)]
+    for rows, together in groups:
+        keys = [data.draw(st.binary(max_size=4)) for _ in rows]
+        if together:
+            arrays = [array("q", column) for column in list(zip(*rows, strict=True))[1:]]
+            version, publish_time, expire_time, origin, previous, removed_version, removed_origin = arrays
+            chunk.add_columns(
+                rows[0].change,
+                keys,
+                keys,
+                version=version,
+                publish_time=publish_time,
+                expire_time=expire_time,
+                origin=origin,
+                previous=previous,
+                removed_version=removed_version,
+                removed_origin=removed_origin,
+            )
+            kinds += bytes([rows[0].change]) * len(rows)
+            for column, added in zip(numbers, arrays, strict=True):
+                column.add(added, len(rows))
+        else:
+            for key, (kind, *row) in zip(keys, rows, strict=True):
+                chunk.add(kind, key, key, **dict(zip(ADDED, row, strict=True)))
+                kinds.append(kind)
+                for column, number in zip(numbers, row, strict=True):
+                    column.append(number)
+    fields = (5, 9, bytes(kinds), *numbers, chunk.keys, chunk.payloads, atomic, 3, 4, source)
+    expected = Changes._make(fields)
+    assert chunk.encode(9, 3, 4) == encode_changes(expected)
+    assert chunk.finish(9, 3, 4) == expected
+    assert chunk.encode(9, 3, 4) == encode_changes(expected), "also once followers have had it"
+
+
+@given(st.integers(1, 6).flatmap(columns))
+def test_a_column_of_many_numbers_is_that_of_one_after_the_other(numbers: list[int]) -> None:
+    assert Column.of(numbers).encode() == Column(numbers).encode()
 
 
 NOTES = st.builds(

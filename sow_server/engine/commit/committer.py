@@ -120,7 +120,8 @@ class Committer:
             return self._queue.refusal()
         try:
             self.sweep.lower(draft)
-            draft.batch.puts[META].update(map(topic_row, draft.new_topics))
+            if draft.new_topics:
+                draft.batch.puts[META].update(map(topic_row, draft.new_topics))
             batch = draft.finish()
             if self._rocks.marking:
                 batch.note = encode_reached(Reached(draft.next_sequence - 1, draft.now))
@@ -149,8 +150,7 @@ class Committer:
     def _write_patiently(self, batch: Batch, draft: Draft | None = None) -> None:
         """Writes, waiting out short stalls (rocks [6]). The effects of a commit in memory are applied under the cut
         lock."""
-        give_up = time.monotonic() + self._options.stall_patience_micros / MICROS
-        pause = 0.005
+        give_up, pause = 0.0, 0.005
         while True:
             try:
                 with self.cut_lock:
@@ -159,6 +159,7 @@ class Committer:
                         self._take_over(draft)
                 return
             except Stalled:
+                give_up = give_up or time.monotonic() + self._options.stall_patience_micros / MICROS
                 if time.monotonic() >= give_up:
                     raise
                 self._observer.stalled()
@@ -230,12 +231,13 @@ class Committer:
             self._answers.waiting += [partial(follow, committed, self.synced_sequence) for follow in self._followers]
         return None
 
-    def sync_if_due(self) -> None:
-        """Makes commits durable that need not be so at once, after a while."""
-        if self.unsynced_since is None or self._queue.failure is not None:
-            return
-        if self._clock.now_micros() - self.unsynced_since >= self._options.buffered_sync_micros:
-            self.sync()
+    def sync_if_due(self, now: int) -> bool:
+        """Makes commits durable that need not be so at once, after a while. Returns whether it was time."""
+        since = self.unsynced_since
+        if since is None or now - since < self._options.buffered_sync_micros or self._queue.failure is not None:
+            return False
+        self.sync()
+        return True
 
     def finish(self) -> None:
         """At an orderly stop: syncs, and returns unused reservations."""

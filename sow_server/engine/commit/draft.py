@@ -234,8 +234,13 @@ class Draft:
         A record that is due already is put and expired in this commit (rules L7, R5), unless not `expire_due`: then the
         caller expires it. `hand_over`: the subscribers attached now get it all the same.
         """
-        version, origin, sequence = self._minted(version), self.origin if origin is None else origin, self.next_sequence
-        chunk = self.chunk(topic)
+        if version is None:
+            version, self.next_version = self.next_version, self.next_version + 1
+        else:
+            self._minted(version)
+        origin, sequence = self.origin if origin is None else origin, self.next_sequence
+        chunk = self.journal.chunk(topic, sequence)
+        old = None if head is None else read_header(head)
         new_head = header(
             origin=origin,
             payload_bytes=len(payload),
@@ -253,7 +258,7 @@ class Draft:
                 publish_time=publish_time,
                 expire_time=expire_time,
                 origin=origin,
-                previous=0 if head is None else read_header(head).sequence,
+                previous=0 if old is None else old.sequence,
             )
             if chunk.previous_values is not None:
                 chunk.previous_values.append(None if head is None else self.value(store_key))
@@ -262,17 +267,17 @@ class Draft:
         self.heads[store_key] = new_head
         self.batch.puts[RECORDS][store_key] = new_head + payload
         self.next_sequence = sequence + 1
-        if head is None:
+        if old is None:
             self.count(topic, 1, len(key) + len(payload))
         else:
-            self.count(topic, 0, len(payload) - read_header(head).payload_bytes)
+            self.count(topic, 0, len(payload) - old.payload_bytes)
         if topic.acts:
             if expire_time <= self.now:
                 if hand_over and chunk is not None:
                     chunk.handed_over.add(sequence)
                 if expire_due:
                     self.expire(topic, key, store_key, new_head)
-            elif expire_time != NEVER and (head is None or expire_time < read_header(head).expire_time_micros):
+            elif expire_time != NEVER and (old is None or expire_time < old.expire_time_micros):
                 self.arm(expire_time, store_key)
         return version, sequence
 
@@ -418,13 +423,11 @@ class Draft:
 
     def count(self, topic: Topic, records: int, size: int) -> None:
         """Adds to the topic's figures."""
-        figures = self.figures(topic)
+        figures = self.statistics.get(topic.id) or topic.statistics
         if records < 0:
             place = RECORDS, topic.id
             self.removals[place] = self.removals.get(place, 0) - records
-        self.statistics[topic.id] = figures._replace(
-            records=figures.records + records, record_bytes=figures.record_bytes + size
-        )
+        self.statistics[topic.id] = figures.counted(records, size)
 
     def note_publisher(
         self, position: PublisherPosition, topic: Topic, start: int, stop: int, refused: Sequence[int]

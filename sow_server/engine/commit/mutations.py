@@ -46,19 +46,18 @@ def fetch_heads(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
             keys += store_keys(job, count)
         elif not isinstance(job.request, READ_WHOLE):  # most were looked up before, for the work that they tell of
             keys += [key for key in store_keys(job, count) if key not in draft.heads]
-    draft.fetch_heads(keys)
+    if keys:
+        draft.fetch_heads(keys)
 
 
 def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     """Reads the whole records that the next so many records of the jobs need, in one list-get."""
     wanted: list[bytes] = []
     for job, count in chosen:
-        assert job.topic is not None, "the job has been prepared"
-        permits = job.request.permits if isinstance(job.request, Publish) else None
-        reads_old = permits is not None and permits.reads_payloads
-        if job.delta is not None or reads_old or (job.topic.wants_previous and not isinstance(job.request, READ_WHOLE)):
+        if job.looked_up and not isinstance(job.request, READ_WHOLE):
             wanted += store_keys(job, count)
-    draft.fetch_values(wanted)
+    if wanted:
+        draft.fetch_values(wanted)
 
 
 def stage_job(draft: Draft, job: Job, count: int, publishers: PublisherCache) -> Slice:

@@ -65,13 +65,17 @@ class Removals:
         for topic_id, figures in draft.statistics.items():
             topic = topics.get(topic_id)
             if topic is not None:
-                self._add(Place(JOURNAL, topic_id), figures.trimmed_entries - topic.statistics.trimmed_entries)
-                self._add(Place(TOMBSTONES, topic_id), max(0, topic.statistics.tombstones - figures.tombstones))
+                before = topic.statistics
+                if trimmed := figures.trimmed_entries - before.trimmed_entries:
+                    self._add(Place(JOURNAL, topic_id), trimmed)
+                if figures.tombstones < before.tombstones:
+                    self._add(Place(TOMBSTONES, topic_id), before.tombstones - figures.tombstones)
         for topic in draft.dropped:
             self._add(Place(RECORDS, topic.id), topic.statistics.records)
             self._add(Place(JOURNAL, topic.id), topic.statistics.journal_entries)
             self._add(Place(TOMBSTONES, topic.id), topic.statistics.tombstones)
-        self._add(SWEPT, len(draft.expire_times))
+        if draft.expire_times:
+            self._add(SWEPT, len(draft.expire_times))
 
     def counts(self) -> Mapping[Place, int]:
         """The removals of each place since its last compaction; a copy."""

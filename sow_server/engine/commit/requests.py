@@ -200,11 +200,11 @@ def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     match request:
         case Publish():
             check_size(request, job.size, limits)
-            job.delta = _delta(request, topic, limits)
+            job.delta = _delta(request, topic, limits) if request.delta or request.unset_paths else None
             if request.payloads:  # otherwise it only ends a unit
                 job.keys = _publish_keys(request, topic)
                 _check_lengths(job.keys, request.payloads, limits)
-                job.entries = _check_entries(job, request, topic, limits)
+                job.entries = _check_entries(job, request, topic, limits) if topic.indexes.all else {}
         case Touch():
             job.keys = _given_keys(request.keys, limits)
             if request.atomic:
@@ -221,7 +221,10 @@ def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
             job.keys = [payload_key(topic, payload)]
     job.all_have_keys = BadRecord not in set(map(type, job.keys))
     prefix = topic.prefix
-    job.store_keys = [prefix + key if type(key) is bytes else b"" for key in job.keys]
+    if job.all_have_keys:
+        job.store_keys = list(map(prefix.__add__, job.keys))  # type: ignore[arg-type]  # they are keys
+    else:
+        job.store_keys = [prefix + key if type(key) is bytes else b"" for key in job.keys]
 
 
 def check_size(request: Publish, size: int, limits: RequestLimits) -> None:
@@ -286,17 +289,15 @@ def _check_topic(topic_id: int | None, topic: Topic) -> None:
         )
 
 
-def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta | None:
-    """How the payloads are merged; None for a publish that is no delta. Raises StoreError naming the path at fault."""
+def _delta(request: Publish, topic: Topic, limits: RequestLimits) -> Delta:
+    """How the payloads are merged. Raises StoreError naming the path at fault."""
     paths = request.unset_paths
 
     def refuse(reason: Reason, message: str) -> StoreError:
         return StoreError(reason, f"unset_paths: {message}", field="unset_paths")
 
     if not request.delta:
-        if paths:
-            raise refuse(Reason.INVALID_ARGUMENT, "have a meaning only with delta")
-        return None
+        raise refuse(Reason.INVALID_ARGUMENT, "have a meaning only with delta")
     if topic.settings.message_type is MessageType.BINARY:
         raise StoreError(
             Reason.UNSUPPORTED_FOR_MESSAGE_TYPE,
@@ -336,7 +337,7 @@ def _encoded_otherwise(request: Publish, topic: Topic) -> BadRecord | None:
     settings = topic.settings
     has_separator = settings.message_type in (MessageType.FIX, MessageType.NVFIX)
     form = settings.message_type.value + (settings.separator.decode("latin-1") if has_separator else "")
-    if request.encoded_as in ("", form):
+    if request.encoded_as == form:
         return None
     return BadRecord(
         Reason.PAYLOAD_MALFORMED,
@@ -346,7 +347,7 @@ def _encoded_otherwise(request: Publish, topic: Topic) -> BadRecord | None:
 
 
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
-    if (bad := _encoded_otherwise(request, topic)) is not None:
+    if request.encoded_as and (bad := _encoded_otherwise(request, topic)) is not None:
         return [bad] * len(request.payloads)
     if topic.derive_keys is not None:
         if request.keys is not None:
@@ -418,8 +419,6 @@ def _check_entries(job: Job, request: Publish, topic: Topic, limits: RequestLimi
     """Counts the index entries of the records that may have many, and replaces the keys of those with too many by the
     reason; those of a delta are judged once it is merged. Raises StoreError for an atomic request with too many."""
     indexes, counts = topic.indexes.all, dict[int, int]()
-    if not indexes:
-        return counts
     payloads, keys = request.payloads, job.keys
     for at in may_have_more(indexes, topic.settings.message_type, payloads, ENTRIES_FEW):
         if isinstance(keys[at], BadRecord):

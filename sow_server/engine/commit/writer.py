@@ -37,7 +37,7 @@ from sow_server.engine.commit.work import Room, atomic_too_large, merge_room
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, NEVER, Durability, Publish
+from sow_server.engine.values.model import MICROS, Durability, Publish
 
 log = structlog.get_logger(__name__)
 
@@ -148,13 +148,12 @@ class Writer:
 
     def _run(self) -> None:
         try:
+            now, paused = self._clock.look()
             while True:
-                if self.queue.take(self._wait_micros()) and not self._turn():
+                if self.queue.take(self._wait_micros(now, paused=paused)) and not self._turn():
                     break
                 answered = self._answers.flush()  # before the sweep: they have waited long enough
-                self._sweep_if_due(after_answers=answered)
-                self.committer.sync_if_due()
-                self._answers.flush()
+                now, paused = self._do_due(after_answers=answered)
         except BaseException as error:  # [5]: whatever the exception, no caller may wait for a writer that has ended
             log.exception("writer_died")
             self.fail(StoreError(Reason.STORE_FAILED, f"the writer met an unexpected error: {error!r}"))
@@ -162,14 +161,24 @@ class Writer:
             self._refuse_all()
             self._answers.flush()
 
-    def _wait_micros(self) -> int:
+    def _do_due(self, *, after_answers: bool) -> tuple[int, bool]:
+        """Sweeps, and syncs BUFFERED commits, if it is time. Returns the last look at the clock: one is enough for all
+        this, and for the wait behind it."""
+        now, paused = self._clock.look()
+        if not paused and self._sweep_if_due(now, after_answers=after_answers):
+            now, paused = self._clock.look()
+        if self.committer.sync_if_due(now):
+            self._answers.flush()
+            now, paused = self._clock.look()
+        return now, paused
+
+    def _wait_micros(self, now: int, *, paused: bool) -> int:
         """How long the writer may sleep when nothing is queued."""
         if len(self.queue):
             return 0
-        now = self._clock.now_micros()
         wait = MICROS
         if self.queue.failure is None:
-            if not self._clock.paused:
+            if not paused:
                 due = max(self.sweep.next_due, self._pace.next_micros)
                 wait = min(wait, (due if due > now else self._pace.not_before()) - now)
             if (since := self.committer.unsynced_since) is not None:
@@ -257,7 +266,8 @@ class Writer:
                 self._answers.refuse(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
                 return False
         try:
-            creation = first_publish.creation(self.create_topic, self._topics, request)
+            create = self.create_topic
+            creation = None if create is None else first_publish.creation(create, self._topics, request)
             if creation is not None:
                 refused = first_publish.refused(self.committer.new_draft, job, creation, self._options, self.publishers)
                 if refused is not None:
@@ -342,15 +352,18 @@ class Writer:
         return False
 
     def _finish_jobs(self, draft: Draft, parts: list[tuple[Job, Slice]], started: float) -> None:
-        fsync = any(job.request.durability is not Durability.BUFFERED for job, _ in parts)
+        fsync = False
+        for job, _ in parts:
+            fsync |= job.request.durability is not Durability.BUFFERED
         error = self.committer.write(draft, sync=fsync)
         if error is not None:
             for job, _ in parts:
                 self._answers.refuse(job, error)
             return
-        records = 0
+        records, published = 0, False
         for job, part in parts:
             job.merge(part)
+            published |= not job.is_part
             job.outcome.durability = Durability.FSYNC if fsync else Durability.BUFFERED
             records += part.applied
             if part.applied and isinstance(job.request, Publish):
@@ -359,7 +372,7 @@ class Writer:
                     job.topic.last_use_micros = draft.now
             if job.left == 0:
                 self._answers.give(job, job.outcome)
-        if not all(job.is_part for job, _ in parts):
+        if published:
             self._pace.published(draft.now)
         self._observer.committed(records, time.perf_counter() - started)
 
@@ -407,12 +420,10 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # [5]: as above
             return as_store_error(error)
 
-    def _sweep_if_due(self, *, after_answers: bool) -> None:
-        if self.queue.failure is not None or self.sweep.next_due == NEVER or self._clock.paused:
-            return
-        now = self._clock.now_micros()
-        if self.sweep.next_due > now or self._pace.not_before() > now:
-            return
+    def _sweep_if_due(self, now: int, *, after_answers: bool) -> bool:
+        """Sweeps once, unless the sweep has to wait. Returns whether it did."""
+        if self.sweep.next_due > now or self.queue.failure is not None or self._pace.not_before() > now:
+            return False
         if after_answers and not self.calls and self._options.sweep_busy_pause_micros:
             # The event loop sends them. It would have to wait for the GIL, if the sweep had it already.
             time.sleep(self._options.sweep_busy_pause_micros / MICROS)
@@ -420,6 +431,7 @@ class Writer:
         visited = self._sweep_once(self._pace.entries_max(now))
         more = visited > 0 and self.sweep.next_due <= now
         self._pace.swept(visited, now, self._clock.now_micros(), more=more)
+        return True
 
     def _sweep_once(self, entries_max: int) -> int:
         draft = self.committer.new_draft()

@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.disk.rocks import COMMITS, JOURNAL, Batch
 from sow_server.engine.stored import (
+    ChangeRow,
     Changes,
     Column,
     Commit,
@@ -21,42 +22,54 @@ from sow_server.engine.stored import (
     PublisherNote,
     Run,
     StoredStatistics,
+    encode_change,
     encode_changes,
     encode_commit,
-    journal_key,
+    i64,
 )
 
 
-@dataclass(slots=True)
 class ChunkBuilder:
     """Collects consecutive changes of one topic. `Changes` describes the columns.
 
     Followers get this object, without a detour over the disk. So a followed topic has chunks even without a journal.
     """
 
-    topic: Topic
-    first_sequence: int
-    journaled: bool = True
-    atomic: bool = False
-    """True if all of it belongs to one atomic request."""
-    source: int = 0
-    """The number of the peer that sent it; 0: changes of this instance."""
-    previous_values: list[bytes | None] | None = None
-    """If a follower needs them: the stored values of the records that were replaced or removed, None if there was no
-    live one. Not journaled: a reader of the journal finds them by `previous`."""
-    handed_over: set[int] = field(default_factory=set)
-    """The sequences of records that were due when they were put, and go to the subscribers attached now (rule L7). Not
-    journaled, as nobody else gets them."""
-    change: bytearray = field(default_factory=bytearray)
-    version: Column = field(default_factory=Column)
-    publish_time: Column = field(default_factory=Column)
-    expire_time: Column = field(default_factory=Column)
-    origin: Column = field(default_factory=Column)
-    previous: Column = field(default_factory=Column)
-    removed_version: Column = field(default_factory=Column)
-    removed_origin: Column = field(default_factory=Column)
-    keys: list[bytes] = field(default_factory=list)
-    payloads: list[bytes] = field(default_factory=list)
+    __slots__ = (
+        "_columns",
+        "_rows",
+        "atomic",
+        "first_sequence",
+        "handed_over",
+        "journaled",
+        "keys",
+        "payloads",
+        "previous_values",
+        "source",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: Topic, first_sequence: int, *, journaled: bool = True, atomic: bool = False, source: int = 0
+    ) -> None:
+        """`atomic`: all of it belongs to one atomic request. `source`: the number of the peer that sent it; 0: changes
+        of this instance."""
+        self.topic: Final = topic
+        self.first_sequence: Final = first_sequence
+        self.journaled = journaled
+        self.atomic: Final = atomic
+        self.source: Final = source
+        self.previous_values: list[bytes | None] | None = [] if topic.previous_wanted else None
+        """If a follower needs them: the stored values of the records that were replaced or removed, None if there was
+        no live one. Not journaled: a reader of the journal finds them by `previous`."""
+        self.handed_over: set[int] = set()
+        """The sequences of records that were due when they were put, and go to the subscribers attached now (rule L7).
+        Not journaled, as nobody else gets them."""
+        self.keys: list[bytes] = []
+        self.payloads: list[bytes] = []
+        self._rows: list[ChangeRow] = []
+        """The last changes, which are not in the columns yet: most chunks have one change, and need no columns."""
+        self._columns: _Columns | None = None
 
     def add(
         self,
@@ -73,16 +86,11 @@ class ChunkBuilder:
         removed_origin: int = 0,
     ) -> None:
         """Adds one change."""
-        self.change.append(change)
-        self.version.append(version)
-        self.publish_time.append(publish_time)
-        self.expire_time.append(expire_time)
-        self.origin.append(origin)
-        self.previous.append(previous)
-        self.removed_version.append(removed_version)
-        self.removed_origin.append(removed_origin)
         self.keys.append(key)
         self.payloads.append(payload)
+        self._rows.append(
+            ChangeRow(change, version, publish_time, expire_time, origin, previous, removed_version, removed_origin)
+        )
 
     def add_columns(
         self,
@@ -100,30 +108,30 @@ class ChunkBuilder:
     ) -> None:
         """Adds many changes of one kind. A column that is one number is the same for all of them."""
         count = len(keys)
-        self.change += bytes((change,)) * count
-        self.version.add(version, count)
-        self.publish_time.add(publish_time, count)
-        self.expire_time.add(expire_time, count)
-        self.origin.add(origin, count)
-        self.previous.add(previous, count)
-        self.removed_version.add(removed_version, count)
-        self.removed_origin.add(removed_origin, count)
+        kinds, columns = self._gathered()
+        kinds += bytes((change,)) * count
+        added = (version, publish_time, expire_time, origin, previous, removed_version, removed_origin)
+        for column, numbers in zip(columns, added, strict=True):
+            column.add(numbers, count)
         self.keys += keys
         self.payloads += payloads
 
     def finish(self, commit_time_micros: int, entries_before: int = 0, bytes_before: int = 0) -> Changes:
         """The chunk; the counts before it matter only in the journal."""
+        found = self._columns
+        kinds, columns = self._gathered() if found is None or self._rows else found
+        version, publish_time, expire_time, origin, previous, removed_version, removed_origin = columns
         return Changes(
             self.first_sequence,
             commit_time_micros,
-            bytes(self.change),
-            self.version,
-            self.publish_time,
-            self.expire_time,
-            self.origin,
-            self.previous,
-            self.removed_version,
-            self.removed_origin,
+            bytes(kinds),
+            version,
+            publish_time,
+            expire_time,
+            origin,
+            previous,
+            removed_version,
+            removed_origin,
             self.keys,
             self.payloads,
             atomic=self.atomic,
@@ -131,6 +139,43 @@ class ChunkBuilder:
             bytes_before=bytes_before,
             source=self.source,
         )
+
+    def encode(self, commit_time_micros: int, entries_before: int, bytes_before: int) -> bytes:
+        """The journal value of `finish`."""
+        if self._columns is not None or len(self._rows) != 1:
+            return encode_changes(self.finish(commit_time_micros, entries_before, bytes_before))
+        return encode_change(
+            self._rows[0],
+            self.keys[0],
+            self.payloads[0],
+            atomic=self.atomic,
+            source=self.source,
+            commit_time_micros=commit_time_micros,
+            entries_before=entries_before,
+            bytes_before=bytes_before,
+        )
+
+    def _gathered(self) -> _Columns:
+        """The columns of all changes."""
+        rows, found = self._rows, self._columns
+        if found is None and rows:
+            kinds, *columns = zip(*rows, strict=True)
+            found = bytearray(kinds), list(map(Column.of, columns))
+        elif found is None:
+            found = bytearray(), list(map(Column, [()] * COLUMNS))
+        else:
+            for kind, *numbers in rows:
+                found[0].append(kind)
+                for column, number in zip(found[1], numbers, strict=True):
+                    column.append(number)
+        rows.clear()
+        self._columns = found
+        return found
+
+
+COLUMNS: Final = len(ChangeRow._fields) - 1
+_Columns: TypeAlias = tuple[bytearray, list[Column]]
+"""The kinds of changes, and the seven columns of numbers in the order of `Changes`."""
 
 
 class JournalDraft:
@@ -160,8 +205,6 @@ class JournalDraft:
         if not topic.settings.journal and not topic.followers:
             return None
         last = ChunkBuilder(topic, sequence, journaled=topic.settings.journal, atomic=self.atomic, source=self.source)
-        if topic.previous_wanted:
-            last.previous_values = []
         self.chunks.append(last)
         self._open = True
         return last
@@ -192,14 +235,10 @@ def append_chunks(
         before = runs[-1] if runs else None
         assert before is None or before.first_sequence + before.length <= chunk.first_sequence, "runs do not overlap"
         figures = statistics[topic.id]
-        value = encode_changes(chunk.finish(commit_time_micros, figures.appended_entries, figures.appended_bytes))
-        rows[journal_key(topic.id, chunk.first_sequence)] = value
+        value = chunk.encode(commit_time_micros, figures.appended_entries, figures.appended_bytes)
+        rows[topic.prefix + i64(chunk.first_sequence)] = value
         runs.append(Run(topic.id, chunk.first_sequence, count))
-        statistics[topic.id] = figures._replace(
-            appended_entries=figures.appended_entries + count,
-            appended_bytes=figures.appended_bytes + len(value),
-            last_sequence=chunk.first_sequence + count - 1,
-        )
+        statistics[topic.id] = figures.appended(count, len(value), chunk.first_sequence + count - 1)
     if not runs and not notes:
         return next_sequence
     if runs:

@@ -26,6 +26,19 @@ class Column:
         for number in numbers:
             self.append(number)
 
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Column:
+        """The same column as one after the other makes it, for one number or many."""
+        column = cls()
+        first, count = numbers[0], len(numbers)
+        if count == 1 or numbers.count(first) == count:
+            column._add(first, count, 0)
+        elif list(numbers) == list(range(first, first + count)):
+            column._add(first, count, 1)
+        else:
+            column._numbers = array("q", numbers)
+        return column
+
     def __len__(self) -> int:
         return self._length if self._numbers is None else len(self._numbers)
 

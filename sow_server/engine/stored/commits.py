@@ -10,6 +10,7 @@ A commit that has notes and no runs takes a sequence for itself.
 
 from __future__ import annotations
 
+from itertools import starmap
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -59,7 +60,7 @@ class Commit(NamedTuple):
 
 def encode_commit(commit: Commit) -> tuple[bytes, bytes]:
     """Key and value of a commit."""
-    runs = b"".join([_RUN.pack(*run) for run in commit.runs])
+    runs = b"".join(starmap(_RUN.pack, commit.runs))
     if not commit.notes:
         return i64(commit.first_sequence), _COMMIT_HEAD.pack(commit.last_sequence, commit.commit_time_micros) + runs
     head = _COMMIT_HEAD.pack(commit.last_sequence, ~commit.commit_time_micros) + u32(len(commit.runs))

@@ -41,6 +41,16 @@ class StoredStatistics(NamedTuple):
         """Bytes of the chunks that have entries above the floor."""
         return self.appended_bytes - self.trimmed_bytes
 
+    def counted(self, records: int, size: int) -> StoredStatistics:
+        """The figures with so many records more, and bytes. Without `_replace`, which costs three times as much: every
+        commit counts."""
+        return StoredStatistics(self.records + records, self.record_bytes + size, *self[2:])
+
+    def appended(self, entries: int, size: int, last_sequence: int) -> StoredStatistics:
+        """The figures with a chunk of the journal more."""
+        appended = self.appended_entries + entries, self.appended_bytes + size
+        return StoredStatistics(*self[:2], *appended, *self[4:8], last_sequence, *self[9:])
+
     def trimmed(self, floor: int) -> StoredStatistics:
         """The figures after everything journaled so far is discarded: the floor is at least `floor`."""
         return self._replace(

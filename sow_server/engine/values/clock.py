@@ -99,9 +99,12 @@ class GuardedClock:
     def paused(self) -> bool:
         """True if a forward jump has paused sweeping. It reads the wall clock, so that a jump is never noticed too
         late."""
+        return self.look()[1]
+
+    def look(self) -> tuple[int, bool]:
+        """`now_micros` and `paused`, of one moment."""
         with self._lock:
-            self._advance()
-            return self._paused
+            return self._advance(), self._paused
 
     def accept(self) -> tuple[int, int]:
         """The operator confirms the wall clock: `now` steps forward to it, if it is ahead. Returns (before, after)."""

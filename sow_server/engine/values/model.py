@@ -385,7 +385,11 @@ class TopicSettings(NamedTuple):
     @property
     def has_quota(self) -> bool:
         """True if there is a backlog quota (rule J9)."""
-        return (self.backlog_quota_bytes, self.backlog_quota_age_micros, self.backlog_quota_entries) != (None,) * 3
+        return (
+            self.backlog_quota_bytes is not None
+            or self.backlog_quota_age_micros is not None
+            or self.backlog_quota_entries is not None
+        )
 
     @property
     def acts_on_expiration(self) -> bool:

@@ -63,7 +63,8 @@ class SharedRoom:
         free = self._size - self.held
         if self.held and (size > free or own >= self._share * free):
             return False
-        self.add(caller, size)
+        self._of[caller] = own + size
+        self.held += size
         return True
 
     def add(self, caller: str, size: int) -> None:

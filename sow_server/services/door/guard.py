@@ -224,7 +224,8 @@ class _GuardedCall:
         self._context = context
         self._started = time.perf_counter()
         self._admitted = False
-        self._code = grpc.StatusCode.OK
+        self._code = "OK"
+        """The name of the status."""
 
     async def __aenter__(self) -> _GuardedCall:
         admission, method, context = self._admission, self._method, self._context
@@ -258,7 +259,7 @@ class _GuardedCall:
             self._finish()
 
     def _finish(self) -> None:
-        admission, method, code = self._admission, self._method, self._code.name
+        admission, method, code = self._admission, self._method, self._code
         if self._admitted:
             self.held.release()
         if method.own:
@@ -272,18 +273,18 @@ class _GuardedCall:
         if isinstance(error, asyncio.CancelledError):
             known = self.call.ended if self._admitted and method.lasts else None
             if known is None:
-                self._code = grpc.StatusCode.CANCELLED
+                self._code = _CANCELLED
                 return
             _this_task().uncancel()  # the authorizer has cancelled this task, to end the call with a status
         elif isinstance(error, grpc.aio.BaseError) and (method.lasts or not method.own):
-            self._code = grpc.StatusCode.CANCELLED  # the caller has gone, or the server stops
+            self._code = _CANCELLED  # the caller has gone, or the server stops
             return
         elif isinstance(error, Exception):  # the last line of defence: logged, and answered as INTERNAL
             known = self._known(error)
             _forget_frames(error)
         else:
             return
-        self._code = CODES[known.reason]
+        self._code = CODES[known.reason].name
         await abort(self._context, known)
 
     def _known(self, error: Exception) -> StoreError:
@@ -303,6 +304,7 @@ class _GuardedCall:
         return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")
 
 
+_CANCELLED: Final = grpc.StatusCode.CANCELLED.name
 _NOTHING_SHOWN: Final = Shown()
 
 

@@ -106,8 +106,10 @@ class Held:
             if not self._in_flight.kept.take(self._connection, self._caller, size):
                 raise no_room()
             self._kept = size
-        readable(received.request)
-        return received.request
+        request = received.request
+        if isinstance(request, Unreadable):
+            readable(request)
+        return request
 
     def answered(self) -> None:
         """The call has an answer. Its request counts for its connection alone, if it is large: it may be kept."""

@@ -65,7 +65,7 @@ class Admission:
         )
         held = False
         # The settings may change during the wait, and the name may belong to another topic afterwards.
-        while (topic := self._limited(request)) is not None and self._exceeds(topic):
+        while (topic := self.limited(request)) is not None and self._exceeds(topic):
             if self._commits.failure is not None:
                 break  # the writer will refuse the request with this failure
             if topic.settings.backlog_action is BacklogAction.REJECT:
@@ -81,10 +81,6 @@ class Admission:
         self._under_way[topic.id] = entries + more, size + larger
         return topic
 
-    def limits(self, request: model.Request) -> bool:
-        """True if the request's topic has a quota at this moment. If it has none, `admit` returns at once."""
-        return self._limited(request) is not None
-
     def left(self, topic: Topic, request: model.Request) -> None:
         """Notes that an admitted request has been written or refused."""
         (entries, size), (fewer, smaller) = self._under_way.get(topic.id, (0, 0)), _size(request)
@@ -93,8 +89,9 @@ class Admission:
         else:
             self._under_way.pop(topic.id, None)
 
-    def _limited(self, request: model.Request) -> Topic | None:
-        if not isinstance(request, Publish | Touch):
+    def limited(self, request: model.Request) -> Topic | None:
+        """The topic whose quota bounds a request at this moment. None: there is none, and `admit` returns at once."""
+        if not isinstance(request, _LIMITED):
             return None
         topic = self._topics.by_name.get(request.topic)
         if topic is None:
@@ -143,6 +140,10 @@ class Admission:
             or not settings.has_quota
             or settings.backlog_action is not BacklogAction.HOLD
         )
+
+
+_LIMITED: Final = (Publish, Touch)
+"""Requests that a quota holds or refuses."""
 
 
 def _size(request: model.Request) -> tuple[int, int]:

@@ -194,8 +194,10 @@ class Getting:
 
     def _answer(self, key: bytes, value: bytes) -> None:
         topic, projected = self._topic, self._projection
-        payload = None if projected is None else topic.format.project(value[PAYLOAD], projected)
-        found = convert.record(self._reading.origins.names, topic, key, value, payload)
+        payload = value[PAYLOAD] if projected is None else topic.format.project(value[PAYLOAD], projected)
+        # Filled in its place: a message that is put into another one is copied.
+        found = self._response.records.add() if self._times is None else types_pb2.Record()
+        convert.fill_record(found, self._reading.origins.names, topic, key, value, payload)
         self._size += (len(found.payload) + len(key)) * (1 if self._times is None else self._times[key])
         if self._size > GET_BYTES_MAX:
             raise StoreError(
@@ -203,9 +205,7 @@ class Getting:
                 f"keys: the records are more than {GET_BYTES_MAX} bytes; ask for fewer, or query",
                 field="keys",
             )
-        if self._times is None:
-            self._response.records.append(found)
-        else:
+        if self._times is not None:
             self._found[key] = found
         if self._below_micros:
             left = lifetimes.left(read_header(value).expire_time_micros, self._response.as_of_micros)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -35,17 +35,22 @@ class Submissions:
         self._replicas = replicas
         self._admission = admission
 
-    async def admitted(self, request: model.Request, seconds: float | None) -> Submitted:
-        """As `submit`, after waiting at most `seconds` for the topic's backlog quota (rule J9)."""
-        if self._admission is None or not self._admission.limits(request):
+    def admitted(self, request: model.Request, seconds: float | None) -> Awaitable[Outcome]:
+        """The outcome of a change, which waits at most `seconds` for the topic's backlog quota (rule J9). Raises
+        StoreError as `submit`."""
+        if self._admission is None or self._admission.limited(request) is None:
             return self.submit(request)
+        return self._outcome(request, seconds)
+
+    async def _outcome(self, request: model.Request, seconds: float | None) -> Outcome:
         self.check(request.topic, request.durability)
         release = await self._admit(request, seconds)
         try:
-            return self._reaching(_released(self._commits.submit(request), release), request)
+            submitted = self._reaching(_released(self._commits.submit(request), release), request)
         except BaseException:
             release()
             raise
+        return await submitted
 
     async def admitted_patiently(self, request: model.Request, seconds: float | None) -> Submitted:
         """As `submit_patiently`, after waiting for the quota."""
@@ -67,6 +72,8 @@ class Submissions:
     def submit(self, request: model.Request) -> Submitted:
         """Queues a change. Raises StoreError if it cannot be queued, or cannot be as
         durable as requested."""
+        if request.durability is not Durability.REPLICATED:
+            return self._commits.submit(request)
         self.check(request.topic, request.durability)
         return self._reaching(self._commits.submit(request), request)
 

@@ -54,13 +54,14 @@ class Oracle:
     def committed(self, chunks: list[ChunkBuilder], commit_time: int) -> None:
         for chunk in chunks:
             topic = chunk.topic
+            changes = chunk.finish(commit_time)
             columns = zip(
-                chunk.change,
-                chunk.keys,
-                chunk.payloads,
-                chunk.version,
-                chunk.publish_time,
-                chunk.expire_time,
+                changes.change,
+                changes.keys,
+                changes.payloads,
+                changes.version,
+                changes.publish_time_micros,
+                changes.expire_time_micros,
                 strict=True,
             )
             for sequence, (kind, key, payload, version, publish, expire) in enumerate(columns, chunk.first_sequence):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -483,8 +484,8 @@ class FaultyRocks:
             self.attempts.append(
                 replace(
                     batch,
-                    puts={name: dict(rows) for name, rows in batch.puts.items()},
-                    deletes={name: list(keys) for name, keys in batch.deletes.items()},
+                    puts=defaultdict(dict, {name: dict(rows) for name, rows in batch.puts.items()}),
+                    deletes=defaultdict(list, {name: list(keys) for name, keys in batch.deletes.items()}),
                     ranges=list(batch.ranges),
                 )
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.values.errors import OpenError
+from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Publish
 from tests.support.stores.stores import DAY, HOUR, MINUTE, SECOND, START, FakeTime, Rig
 
 
@@ -48,6 +49,23 @@ def test_while_paused_records_that_are_due_by_elapsed_time_are_hidden_and_stay(r
     assert rig.count("orders") == 0
     assert rig.store.sweep() == 0
     assert len(rig.stored("orders")) == 1
+
+
+def test_the_writer_sweeps_nothing_while_paused_and_syncs_all_the_same(rig: Rig) -> None:
+    """L15, P5: one look at the clock tells both."""
+    rig.run(
+        Publish("orders", [b"a"], ["a"], lifetime=Lifetime(LifetimeKind.TTL, SECOND), durability=Durability.BUFFERED)
+    )
+    writer = rig.store.writer
+    rig.time.step_wall(DAY)
+    rig.time.tick(SECOND)
+    assert writer.synced_sequence < writer.last_sequence
+    assert writer._do_due(after_answers=False) == (START + SECOND, True)
+    assert len(rig.stored("orders")) == 1
+    assert writer.synced_sequence == writer.last_sequence
+    rig.time.step_wall(-DAY)
+    assert writer._do_due(after_answers=False) == (START + SECOND, False)
+    assert rig.stored("orders") == {}
 
 
 def test_an_operator_confirms_a_jump(rig: Rig) -> None:

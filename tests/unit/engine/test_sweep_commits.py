@@ -260,7 +260,7 @@ def test_the_last_commit_of_a_window_is_not_the_end_of_the_sweep(
     rig.time.tick(SECOND)
     stored = []
     for _ in range(4):
-        rig.store.writer._sweep_if_due(after_answers=False)
+        rig.store.writer._sweep_if_due(rig.clock.now_micros(), after_answers=False)
         stored.append(len(rig.stored("orders")))
     assert stored == [40, 35, 15, 10]
     rig.close()
@@ -286,7 +286,7 @@ def test_while_somebody_publishes_one_slow_commit_of_the_sweep_halves_the_next_a
 
     monkeypatch.setattr(rocks, "write", timed)
     for _ in range(8):
-        writer._sweep_if_due(after_answers=False)
+        writer._sweep_if_due(rig.clock.now_micros(), after_answers=False)
         rig.time.tick(200)  # the pause between commits
     assert sizes == [20, 40, 80, 150, 110, 75, 150, 150], "the fifth is the rest of a window"
     rig.close()

@@ -78,17 +78,18 @@ def test_a_call_under_way_has_its_turn_before_the_next_commit_of_a_long_sweep(tm
     rig.time.tick(SECOND)
     rig.put("orders", "new")
     writer = rig.store.writer
-    writer._sweep_if_due(after_answers=False)
+    writer._sweep_if_due(rig.clock.now_micros(), after_answers=False)
     left = len(rig.stored("orders"))
     assert left == 301 - ENTRIES_MIN
     writer.calls.begin()
     rig.time.tick(OPTIONS.sweep_busy_pause_micros)
-    writer._sweep_if_due(after_answers=False)
+    writer._sweep_if_due(rig.clock.now_micros(), after_answers=False)
     assert len(rig.stored("orders")) == left
-    assert writer._wait_micros() == GIVE_WAY_MICROS - OPTIONS.sweep_busy_pause_micros
+    wait = writer._wait_micros(rig.clock.now_micros(), paused=False)
+    assert wait == GIVE_WAY_MICROS - OPTIONS.sweep_busy_pause_micros
     writer.calls.end()
     assert not writer.queue.take(10 * SECOND), "woken: it does not wait so long"
-    writer._sweep_if_due(after_answers=False)
+    writer._sweep_if_due(rig.clock.now_micros(), after_answers=False)
     assert len(rig.stored("orders")) < left
     rig.close()
 

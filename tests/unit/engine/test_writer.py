@@ -103,12 +103,12 @@ def test_buffered_commits_are_synced_within_their_bound(rig: Rig) -> None:
     synced: list[bool] = []
     FaultyRocks(rig).on_sync = lambda: synced.append(True)
     rig.run(put("a", durability=Durability.BUFFERED))
-    rig.store.writer.committer.sync_if_due()
+    rig.store.writer.committer.sync_if_due(rig.clock.now_micros())
     assert synced == []
     rig.time.tick(50_000)
-    rig.store.writer.committer.sync_if_due()
+    rig.store.writer.committer.sync_if_due(rig.clock.now_micros())
     assert synced == [True]
-    rig.store.writer.committer.sync_if_due()
+    rig.store.writer.committer.sync_if_due(rig.clock.now_micros())
     assert synced == [True], "once is enough"
 
 

@@ -17,14 +17,22 @@ from sow.v1 import sow_pb2
 from sow_server.access.caller import Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MessageType, Publish, TopicSettings
+from sow_server.engine.values.model import (
+    ABSENT,
+    Expiration,
+    Lifetime,
+    LifetimeKind,
+    MessageType,
+    Publish,
+    TopicSettings,
+)
 from sow_server.engine.values.turns import CALLER
 from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.services.records import getting
 from sow_server.services.records.getting import Getting, LongGets
 from tests.support.stores.parts import reading_of
-from tests.support.stores.stores import Rig
+from tests.support.stores.stores import SECOND, Rig
 
 T = TypeVar("T")
 
@@ -211,6 +219,26 @@ def test_a_get_of_some_keys_on_the_loop_is_of_one_instant(rig: Rig) -> None:
     value = next(values)
     assert value is not None
     assert b"new" not in before + value
+
+
+@pytest.mark.parametrize("expiration", list(Expiration))
+def test_a_get_of_one_key_on_the_loop_shows_what_a_get_of_many_shows(rig: Rig, expiration: Expiration) -> None:
+    """The one is read without a snapshot, at the same `now` (rule L8)."""
+    rig.create_topic("one", TopicSettings(key=("/id",), expiration=expiration))
+    lifetime = ABSENT if expiration is Expiration.REJECT else Lifetime(LifetimeKind.TTL, SECOND)
+    rig.run(Publish("one", [b'{"id": "lasts"}']))
+    rig.run(Publish("one", [b'{"id": "ends"}'], lifetime=lifetime))
+    keys = [b"lasts", b"ends", b"none"]
+    shown = []
+    for _ in range(2):
+        now, values = rig.store.cuts.get(rig.topic("one"), keys)
+        for key, value in zip(keys, values, strict=True):
+            at, found = rig.store.cuts.each(rig.topic("one"), [key])
+            assert (at, list(found)) == (now, [value])
+        shown.append([value is not None for value in values])
+        rig.time.tick(SECOND)
+    ended = expiration is Expiration.ENABLED
+    assert shown == [[True, True, False], [True, not ended, False]]
 
 
 def test_the_answer_is_bounded_also_where_keys_repeat(rig: Rig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -72,6 +72,41 @@ def test_changes_arrive_as_they_happen(rig: Rig, readers: ThreadPoolExecutor) ->
                 waiting = asyncio.ensure_future(anext(frames))
             waiting.cancel()
         assert running.hub.count == 0
+
+    asyncio.run(run())
+
+
+def test_waits_that_end_with_changes_share_a_timer(
+    rig: Rig, readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each made one and cancelled it, which was most of the cost of the wait. The timer may ring early: then the
+    subscription waits on."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_later = loop.call_later
+        running = Running(rig, readers)
+
+        def noted(delay: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+            timers.append(call_later(delay, callback))
+            return timers[-1]
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        async with aclosing(running.subscribe()) as frames:
+            assert isinstance(await anext(frames), Progress)
+            for number in range(4):
+                waiting = asyncio.ensure_future(anext(frames))
+                await asyncio.sleep(0)
+                if number == 2:
+                    timers[-1]._run()  # it rings, and nothing is due
+                    timers[-1].cancel()
+                    await asyncio.sleep(0)
+                assert not waiting.done()
+                await running.put(str(number))
+                assert isinstance(await waiting, ChangeFrame)
+            assert len(timers) == 2
+        assert timers[-1].cancelled(), "no timer of an ended subscription is left"
 
     asyncio.run(run())
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Final
@@ -42,8 +43,9 @@ class Batch:
     counts.
     """
 
-    puts: dict[str, dict[bytes, bytes]] = field(default_factory=lambda: {name: {} for name in FAMILIES})
-    deletes: dict[str, list[bytes]] = field(default_factory=lambda: {name: [] for name in FAMILIES})
+    # Most batches change some of the families: the others take no room.
+    puts: defaultdict[str, dict[bytes, bytes]] = field(default_factory=partial(defaultdict, dict))
+    deletes: defaultdict[str, list[bytes]] = field(default_factory=partial(defaultdict, list))
     ranges: list[tuple[str, bytes, bytes]] = field(default_factory=list)
     beat: bool = False
     """True if the write leaves its number in all followed families, although it may change none of them."""
@@ -94,20 +96,22 @@ class Rocks(Handle):
         """Applies `batch` atomically, without syncing. Raises Stalled (try again) or Failed (final)."""
         db = self._open()
         write = rocksdict.WriteBatch(raw_mode=True)
+        put, delete = write.put, write.delete
         number = self.write_number + 1
         if self.marking:
             self._mark(write, batch, number)
         for name, begin, end in batch.ranges:
             write.delete_range(begin, end, self._handles[name])
-        for name, keys in batch.deletes.items():
-            if keys:
-                write.set_default_column_family(self._handles[name])
-                deque(map(write.delete, keys), maxlen=0)
-        for name, puts in batch.puts.items():
-            if puts:
-                write.set_default_column_family(self._handles[name])
-                # map() in C: the loop costs less than the puts.
-                deque(map(write.put, puts.keys(), puts.values()), maxlen=0)
+        for name in FAMILIES if batch.deletes else ():
+            if keys := batch.deletes.get(name):
+                handle = self._handles[name]
+                for key in keys:
+                    delete(key, handle)
+        for name in FAMILIES:
+            if puts := batch.puts.get(name):
+                handle = self._handles[name]
+                for key, value in puts.items():
+                    put(key, value, handle)
         try:
             db.write(write, self._write_options)
         except Exception as error:
