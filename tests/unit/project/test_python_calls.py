@@ -53,7 +53,7 @@ CALLS: Final[dict[str, int]] = {
     "engine: touch a batch": 20_156,
     "engine: delete": 117,
     "engine: delete a batch": 2_183,
-    "engine: expire a batch": 186,
+    "engine: expire a batch": 194,
     "server: publish": 190,
     "server: publish a batch by a stream": 283,
     "server: get": 81,
