@@ -23,10 +23,10 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.support.oracles.examples import NIGHTLY
 from tests.support.servers.cpu import CpuTimes
+from tests.support.servers.workers import FewMessages, HangingTests, OneSession
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
 settings.register_profile(
@@ -43,6 +43,9 @@ _SEED_VARIABLE = "SOW_TEST_SEED"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTimes(config))
+    config.pluginmanager.register(HangingTests())
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(FewMessages(config))
     # Tests raise many exceptions that are logged. To print one in colours, with the source around it, takes 0.1 s.
     plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
@@ -66,14 +69,6 @@ def pytest_configure(config: pytest.Config) -> None:
 TESTS = Path(__file__).parent
 SLOWEST_FIRST = ("spark", "fault", "hostile", "integration", "edges", "robustness", "property", "unit", "mutants")
 """The folders of tests."""
-
-
-class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
-    """Files go to processes whole, and all of Spark's to one: each process with one of them would start a JVM."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return "tests/spark" if scope.startswith("tests/spark/") else scope
 
 
 @pytest.hookimpl(optionalhook=True)
