@@ -1,7 +1,7 @@
 """What pytest and pytest-xdist do for each test, less of it. tests/conftest.py registers these plugins.
 
-There are thousands of tests, and most take a millisecond. For each, pytest-xdist sent seven messages, which took as long
-as such a test, and pytest started and ended a thread that would print the stacks of a test that hangs.
+There are thousands of tests, and most take a millisecond. For each, pytest-xdist sent seven messages, which took as
+long as such a test, and pytest started and ended a thread that would print the stacks of a test that hangs.
 
     [1]  A process of pytest-xdist sends the outcome of a test, and that it is complete. It sends a report of a setup or
          a teardown that passed only if it belongs into a list of the slowest.
@@ -36,7 +36,7 @@ class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no anno
 
 
 class HangingTests:
-    """Prints the stacks of a test that hangs ([2]), as `faulthandler_timeout` of pytest does at a thread for each test."""
+    """Prints the stacks of a test that hangs ([2]), as `faulthandler_timeout` of pytest does with a thread a test."""
 
     def __init__(self) -> None:
         # Nothing captures the output yet, so these are the errors of the run.

@@ -555,7 +555,7 @@ def random_is(hexed: Callable[[int], str]) -> Iterator[None]:
     """Ids and epochs are numbers, the same ones in both worlds."""
     with (
         mock.patch.object(secrets, "token_hex", hexed),
-        mock.patch.object(uuid, "uuid4", side_effect=lambda: SimpleNamespace(hex=hexed(16)[::-1])),
+        mock.patch.object(uuid, "uuid4", lambda: SimpleNamespace(hex=hexed(16)[::-1])),
     ):
         yield
 
