@@ -54,14 +54,14 @@ CALLS: Final[dict[str, int]] = {
     "engine: delete": 177,
     "engine: delete a batch": 2_204,
     "engine: expire a batch": 129,
-    "server: publish": 264,
-    "server: publish a batch by a stream": 303,
-    "server: get": 89,
-    "server: get a hundred": 783,
-    "server: query a record": 1_596,
-    "server: query a batch": 392,
-    "server: subscribe with a snapshot": 3_100,
-    "server: delete": 262,
+    "server: publish": 228,
+    "server: publish a batch by a stream": 243,
+    "server: get": 67,
+    "server: get a hundred": 759,
+    "server: query a record": 1_336,
+    "server: query a batch": 196,
+    "server: subscribe with a snapshot": 1_120,
+    "server: delete": 198,
 }
 """By operation."""
 
