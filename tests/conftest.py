@@ -23,6 +23,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 
 from tests.support.oracles.examples import NIGHTLY
 from tests.support.servers.cpu import CpuTimes
@@ -75,6 +76,13 @@ SLOWEST_FIRST = ("spark", "fault", "hostile", "integration", "edges", "robustnes
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSession:
     config.option.loadscopereorder = False  # as `pytest_collection_modifyitems` has ordered them
     return OneSession(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready() -> None:
+    """While the processes of xdist collect, the one that waits for them has Hypothesis make its tables of all characters,
+    which takes a second in a fresh checkout. Else each of the others would."""
+    st.text().validate()
 
 
 @pytest.hookimpl(wrapper=True)
