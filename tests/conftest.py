@@ -80,8 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSessio
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodeready() -> None:
-    """While the processes of xdist collect, the one that waits for them has Hypothesis make its tables of all characters,
-    which takes a second in a fresh checkout. Else each of the others would."""
+    """While the processes of xdist collect, the one that waits for them has Hypothesis make its tables of characters.
+    That takes a second in a fresh checkout, and each of the others would do it."""
     st.text().validate()
 
 
