@@ -189,4 +189,4 @@ class PolicyMachine(RuleBasedStateMachine):
 
 TestPolicies = PolicyMachine.TestCase
 # Few and short ones: each opens a database many times.
-TestPolicies.settings = hypothesis.settings(max_examples=examples(1_000, share=125), stateful_step_count=30)
+TestPolicies.settings = hypothesis.settings(max_examples=examples(1_000, share=200), stateful_step_count=30)
