@@ -35,6 +35,8 @@ test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
 
 # No server processes, no Spark, no simulation of several instances: the tests of single modules and random programs.
+# These wait for nothing, so they take a process for each core, and less time to start and to collect.
+test-fast: PYTEST_WORKERS = 2
 test-fast: .venv/.installed
 	$(PYTEST) -m "not long and not simulation" tests/unit tests/property
 

@@ -23,10 +23,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from xdist.scheduler.loadfile import LoadFileScheduling
+from hypothesis import strategies as st
 
 from tests.support.oracles.examples import NIGHTLY
 from tests.support.servers.cpu import CpuTimes
+from tests.support.servers.workers import FewMessages, HangingTests, OneSession
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
 settings.register_profile(
@@ -43,6 +44,9 @@ _SEED_VARIABLE = "SOW_TEST_SEED"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuTimes(config))
+    config.pluginmanager.register(HangingTests())
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(FewMessages(config))
     # Tests raise many exceptions that are logged. To print one in colours, with the source around it, takes 0.1 s.
     plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
@@ -68,18 +72,17 @@ SLOWEST_FIRST = ("spark", "fault", "hostile", "integration", "edges", "robustnes
 """The folders of tests."""
 
 
-class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no annotations
-    """Files go to processes whole, and all of Spark's to one: each process with one of them would start a JVM."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return "tests/spark" if scope.startswith("tests/spark/") else scope
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSession:
     config.option.loadscopereorder = False  # as `pytest_collection_modifyitems` has ordered them
     return OneSession(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodeready() -> None:
+    """While the processes of xdist collect, the one that waits for them has Hypothesis make its tables of characters.
+    That takes a second in a fresh checkout, and each of the others would do it."""
+    st.text().validate()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from sow_cli.command import sow
+from tests.support.oracles.examples import examples
 from tests.support.oracles.odd_surroundings import STOPPED_AFTER_SECONDS
 from tests.support.servers.interrupted import spread
 from tests.support.servers.server import ServerProcess
@@ -235,12 +236,12 @@ def check_host(commands: Commands, server: str) -> None:
 
 
 @pytest.mark.parametrize("words", [pytest.param(one, marks=[pytest.mark.long] * (one != FEW[0])) for one in STOPPED])
-def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str, pytestconfig: pytest.Config) -> None:
+def test_ctrl_c_at_any_point_ends_in_order(commands: Commands, words: str) -> None:
     """Some points of all, and many in the long run. They are counted from the first line of `main` on: the start of
     the interpreter is not ours, nor are the imports before in the script that an installer makes."""
     whole = commands.run(words.split(), interrupt_at=0)
     assert whole["code"] == 0 or "RECORD_NOT_FOUND" in whole["err"], whole
-    for point in spread(whole["points"], 150 if "long" in str(pytestconfig.getoption("-m")) else 3)[1:]:
+    for point in spread(whole["points"], examples(150))[1:]:
         found = commands.run(words.split(), interrupt_at=point)
         if found["points"] < point:
             assert found["code"] == whole["code"], "it had fewer points this time"

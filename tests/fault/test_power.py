@@ -56,8 +56,9 @@ def test_writes_acknowledged_as_on_disk_survive_a_power_cut(cut: Callable[..., N
 def test_a_server_that_acknowledges_before_the_sync_is_caught(
     cut: Callable[..., None], plant: Callable[[], None]
 ) -> None:
+    """The first cut or the second shows it; on a busy machine, where little is sent between two syncs, a later one."""
     with pytest.raises(AssertionError, match=r"acknowledged|found|confirmed|of one load"):
-        cut(6, f"{PLANTS}:{plant.__name__}")
+        cut(40, f"{PLANTS}:{plant.__name__}")
 
 
 @pytest.mark.long

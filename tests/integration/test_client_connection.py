@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -53,6 +54,15 @@ def test_a_server_that_is_not_there_is_unreachable_within_the_connect_timeout(co
         publisher.abort()
 
 
+def get_once_connected(client: Client) -> None:
+    """A busy machine may take longer to connect than the client waits at a time."""
+    for _ in range(100):
+        with suppress(Unavailable):
+            assert client.get("orders", "1") is not None
+            return
+    pytest.fail("it does not connect")
+
+
 def test_a_first_call_does_not_wait_where_the_only_address_refuses(connect: Connect, address: str) -> None:
     """F1: it took the whole `connect_timeout`. Publishers and subscriptions do not try again by themselves either. Once
     it was connected, a client waits for its server."""
@@ -67,7 +77,7 @@ def test_a_first_call_does_not_wait_where_the_only_address_refuses(connect: Conn
             assert "within" not in caught.value.message, "nothing was waited for"
         publisher.abort()
         server = serve(Store(), address)
-        assert client.get("orders", "1") is not None
+        get_once_connected(client)
         server.stop(None).wait()
         waiting = threads.submit(client.get, "orders", "1")
         with pytest.raises(futures.TimeoutError):
@@ -121,7 +131,7 @@ def test_a_server_that_went_away_is_unreachable_long_before_the_deadline_of_call
     """Calls that waited for a connection by themselves would hang for their whole deadline, here 600 s."""
     server = serve(Store(), address)
     with connect(address, timeout=600, connect_timeout=0.2) as client:
-        client.get("orders", "1")
+        get_once_connected(client)
         server.stop(None).wait()
         for call in (client.get, client.persist):
             with pytest.raises(Unavailable) as caught:

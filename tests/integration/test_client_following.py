@@ -353,9 +353,9 @@ def test_ctrl_c_at_any_moment_of_a_busy_stream_ends_it_and_the_client(followed: 
     over = threading.Event()
     with futures.ThreadPoolExecutor() as threads:
         publishing = threads.submit(publish_until, followed, over)
-        for number in range(20):
+        for number in range(8):
             handed_out = [0]
-            interrupting = threads.submit(interrupt_when, partial(greater, handed_out, 7 * number))
+            interrupting = threads.submit(interrupt_when, partial(greater, handed_out, 17 * number))
             with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - it comes anywhere in the block
                 with Client(servers.address) as client, client.subscribe(TOPIC, batch_size=1) as changes:
                     for _ in changes:

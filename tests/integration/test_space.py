@@ -137,7 +137,7 @@ def test_a_compaction_goes_on_beside_publishing_sweeping_and_reading(tmp_path: P
     compacted = threading.Event()
 
     def compact() -> None:
-        for _ in range(3):
+        for _ in range(2):
             store.upkeep.compact()
         compacted.set()
 

@@ -205,7 +205,7 @@ def read(kind: str, message_type: MessageTypeName, separator: str, data: bytes) 
 
 
 @pytest.mark.parametrize("message_type", PAYLOADS)
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(400, share=16))
 @given(data=st.data())
 def test_an_export_published_again_is_the_same_content(message_type: MessageTypeName, data: st.DataObject) -> None:
     payloads = data.draw(PAYLOADS[message_type])

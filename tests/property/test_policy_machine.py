@@ -18,6 +18,7 @@ from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import NEVER, Expiration, MessageType, TopicSettings
 from sow_server.engine.values.policies import Declared, Policies, Policy, check_limits_and_values, resolve_topic, tidy
+from tests.support.oracles.examples import examples
 from tests.support.stores.stores import SECOND, Rig
 
 OWN: Final[Mapping[str, object]] = {"message_type": MessageType.BINARY}
@@ -187,7 +188,5 @@ class PolicyMachine(RuleBasedStateMachine):
 
 
 TestPolicies = PolicyMachine.TestCase
-# Half of the examples of a profile, and shorter ones: each opens a database many times.
-TestPolicies.settings = hypothesis.settings(
-    max_examples=max(1, hypothesis.settings().max_examples // 2), stateful_step_count=30
-)
+# Few and short ones: each opens a database many times.
+TestPolicies.settings = hypothesis.settings(max_examples=examples(1_000, share=200), stateful_step_count=30)

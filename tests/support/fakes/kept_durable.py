@@ -35,6 +35,9 @@ class Kept:
         self.refuses: SowError | None = None
         """The error with which acknowledgements are refused."""
         self.changed = threading.Condition()
+        self.answers = threading.Event()
+        """While it is not set, acknowledgements wait."""
+        self.answers.set()
 
     def frames(self, request: sow_pb2.SubscribeRequest) -> Iterator[sow_pb2.SubscribeResponse]:
         """The frames of a call: DurableBegin, gaps, everything after the position, Progress."""
@@ -126,6 +129,7 @@ class Durables:
     def acknowledge(
         self, request: sow_pb2.AcknowledgeRequest, context: grpc.ServicerContext
     ) -> sow_pb2.AcknowledgeResponse:
+        assert self.kept.answers.wait(SECONDS_MAX)
         try:
             return self.kept.acknowledge(request)
         except SowError as error:

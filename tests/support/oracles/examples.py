@@ -9,9 +9,10 @@ from hypothesis import settings
 NIGHTLY: Final = "nightly"
 
 
-def examples(nightly: int) -> int:
-    """The number for this run, for a property with a number of its own."""
-    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // 8)
+def examples(nightly: int, share: int = 8) -> int:
+    """The number for this run, for a property with a number of its own: by default one in `share`, which is more where
+    an example takes long."""
+    return nightly if settings.get_current_profile_name() == NIGHTLY else max(1, nightly // share)
 
 
 def lives(nightly: int) -> int:

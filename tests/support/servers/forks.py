@@ -123,7 +123,9 @@ def main() -> None:
     del sys.path[0]  # this folder, whose modules nobody imports by their bare names
     for name in IMPORTED:
         importlib.import_module(name)
-    list(importlib.import_module("sow_server.config").knobs())  # as each of them would, to read its configuration
+    # As each of them would, to read its arguments and its configuration.
+    importlib.import_module("sow_server.__main__")._parser()
+    importlib.import_module("sow_server.config").load(None)
     # A server collects garbage once at its start. It need not visit, nor copy, the pages of what is here already.
     gc.collect()
     gc.freeze()

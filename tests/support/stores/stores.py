@@ -160,10 +160,15 @@ class Rig:
         rocks = self.store._rocks
         sync = rocks.sync
 
+        synced = -1
+
         def watched() -> None:
+            nonlocal synced
             if self._syncs:
                 sync()
-            self._logs = self._log_bytes()
+            if rocks.write_number != synced:  # else the logs are as they were
+                synced = rocks.write_number
+                self._logs = self._log_bytes()
 
         rocks.sync = watched  # type: ignore[method-assign]  # nothing else tells
         self._logs = self._log_bytes()

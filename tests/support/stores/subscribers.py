@@ -313,8 +313,7 @@ class Subscribers:
         """Makes all writes durable, as the writer does within 50 ms."""
         writer = self.rig.store.writer
         writer.step()
-        writer.committer.sync()
-        writer._answers.flush()
+        writer.sync_now()
 
     def settle(self) -> None:
         """Everything is durable and dispatched."""

@@ -553,10 +553,11 @@ def two_worlds(folder: Path, restriction: str) -> Iterator[tuple[World, World]]:
 @contextmanager
 def random_is(hexed: Callable[[int], str]) -> Iterator[None]:
     """Ids and epochs are numbers, the same ones in both worlds."""
-    with (
-        mock.patch.object(secrets, "token_hex", hexed),
-        mock.patch.object(uuid, "uuid4", side_effect=lambda: SimpleNamespace(hex=hexed(16)[::-1])),
-    ):
+
+    def numbered() -> SimpleNamespace:
+        return SimpleNamespace(hex=hexed(16)[::-1])
+
+    with mock.patch.object(secrets, "token_hex", hexed), mock.patch.object(uuid, "uuid4", numbered):
         yield
 
 

@@ -54,14 +54,14 @@ CALLS: Final[dict[str, int]] = {
     "engine: delete": 117,
     "engine: delete a batch": 2_183,
     "engine: expire a batch": 194,
-    "server: publish": 190,
-    "server: publish a batch by a stream": 283,
-    "server: get": 81,
-    "server: get a hundred": 680,
-    "server: query a record": 1_588,
-    "server: query a batch": 392,
-    "server: subscribe with a snapshot": 3_100,
-    "server: delete": 240,
+    "server: publish": 154,
+    "server: publish a batch by a stream": 223,
+    "server: get": 59,
+    "server: get a hundred": 656,
+    "server: query a record": 1_328,
+    "server: query a batch": 196,
+    "server: subscribe with a snapshot": 1_120,
+    "server: delete": 176,
 }
 """By operation."""
 

@@ -74,7 +74,9 @@ class Rocks(Handle):
             raise Damaged(f"{path} holds a database already" if create else f"{path / 'CURRENT'} is missing")
         super().__init__(
             lambda: rocksdict.Rdict(
-                str(path), options=database_options(wanted, create=create), column_families=all_family_options(wanted)
+                str(path),
+                options=database_options(path, wanted, create=create),
+                column_families=all_family_options(wanted),
             ),
             path,
             on_close,
@@ -290,7 +292,7 @@ def first_log_needed(path: Path) -> int:
     try:
         database = rocksdict.Rdict(
             str(path),
-            options=database_options(options, create=False),
+            options=database_options(path, options, create=False),
             column_families=all_family_options(options),
             access_type=rocksdict.AccessType.read_only(False),
         )

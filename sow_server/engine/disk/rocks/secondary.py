@@ -26,7 +26,7 @@ class Secondary(Handle):
         super().__init__(
             lambda: rocksdict.Rdict(
                 str(path),
-                options=database_options(options, create=False),
+                options=database_options(path, options, create=False),
                 column_families=all_family_options(options),
                 access_type=rocksdict.AccessType.secondary(str(log_folder)),
             ),
