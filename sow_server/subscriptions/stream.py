@@ -47,7 +47,8 @@ async def stream(
             else:
                 # Nothing else ran on this thread since `step`, so no wake-up is missed.
                 woken = loop.create_future()
-                if timer is None or step.until_micros < rings_micros:
+                # The loop's clock stands while the machine is suspended: a timer that is late is as good as none.
+                if timer is None or step.until_micros < rings_micros or rings_micros < elapsed():
                     if timer is not None:
                         timer.cancel()
                     rings_micros = step.until_micros

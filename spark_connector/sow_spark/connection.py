@@ -56,7 +56,9 @@ def connect(connecting: Connecting) -> Iterator[Client]:
 
 @cache
 def _keep_imported() -> None:
-    """Once in a process: what it holds by now is no garbage, and is not looked through again [3]."""
+    """Once in a process: what it holds by now is not looked through again [3]. What is garbage goes before, as it would
+    stay until the process ends."""
+    gc.collect()
     gc.freeze()
 
 

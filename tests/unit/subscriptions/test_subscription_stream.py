@@ -11,8 +11,9 @@ from contextlib import aclosing
 import pytest
 
 from sow_server.engine.store import Store
+from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import Publish
+from sow_server.engine.values.model import MICROS, Publish
 from sow_server.services.wire.topic_filters import PlannedSnapshot
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.hub import Hub
@@ -45,9 +46,11 @@ class Running:
         )
         rig.store.start(loop.call_soon_threadsafe)
 
-    def subscribe(self, *, sow: bool = False, start: Start = FROM_NOW) -> AsyncGenerator[Frame, None]:
+    def subscribe(
+        self, *, sow: bool = False, start: Start = FROM_NOW, elapsed: Callable[[], int] = boot_micros
+    ) -> AsyncGenerator[Frame, None]:
         asked = request(self.store, topic="orders", sow=sow, oof=True, start=start)
-        return stream(self.hub.subscribe(asked), self.readers)
+        return stream(self.hub.subscribe(asked), self.readers, elapsed)
 
     async def put(self, key: str) -> None:
         loop = asyncio.get_running_loop()
@@ -72,6 +75,36 @@ def test_changes_arrive_as_they_happen(rig: Rig, readers: ThreadPoolExecutor) ->
                 waiting = asyncio.ensure_future(anext(frames))
             waiting.cancel()
         assert running.hub.count == 0
+
+    asyncio.run(run())
+
+
+def test_a_timer_of_before_a_suspend_is_made_anew(
+    rig: Rig, readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop's clock stands meanwhile, so it rings late: a frame that was due after 0.3 s came after 3 s."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        start, suspended, made = boot_micros(), 0, 0
+        call_later = loop.call_later
+        running = Running(rig, readers)
+
+        def noted(delay: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+            nonlocal made
+            made += 1
+            return call_later(delay, callback)
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        async with aclosing(running.subscribe(elapsed=lambda: start + suspended)) as frames:
+            assert isinstance(await anext(frames), Progress)
+            for number in range(3):
+                waiting = asyncio.ensure_future(anext(frames))
+                await asyncio.sleep(0)
+                assert made == (1 if number < 2 else 2)
+                suspended = 3600 * MICROS if number else 0
+                await running.put(str(number))
+                assert isinstance(await waiting, ChangeFrame)
 
     asyncio.run(run())
 
