@@ -6,18 +6,9 @@ import pytest
 
 from sow_server.access import tally
 from sow_server.access.tally import COUNTS_TOLD_MAX, IN_ALL_MAX, OTHERS, SOURCES_MAX, Tally, Untold
+from tests.support.fakes.clocks import Clock
 
 EACH_MAX = 10
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -19,19 +19,10 @@ from sow_server.access.failed_attempts import (
     host_of,
 )
 from sow_server.access.tally import Untold
+from tests.support.fakes.clocks import Clock
 
 HERE = "ipv4:10.0.0.1:5000"
 THERE = "ipv4:10.0.0.2:5000"
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

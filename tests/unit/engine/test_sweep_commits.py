@@ -27,6 +27,14 @@ def scattered(rig: Rig, topic: str, count: int, *, over: int = SECOND) -> None:
         rig.put(topic, f"{number:03}", ttl=over + number * 617_761_931 % over)
 
 
+def stored_after_each_commit(rig: Rig) -> list[int]:
+    """Sweeps all that is due; returns the number of records of `orders` that each commit leaves."""
+    stored: list[int] = []
+    while rig.store.writer.sweep_now(entries_max=1):
+        stored.append(len(rig.stored("orders")))
+    return stored
+
+
 def test_what_one_commit_removes_goes_in_the_order_of_its_times(tmp_path: Path) -> None:
     """L9."""
     rig = Rig(tmp_path)
@@ -108,10 +116,7 @@ def test_a_commit_of_large_records_is_bounded_in_bytes(tmp_path: Path, monkeypat
     for number in range(10):
         rig.put("orders", f"{number}", b"x" * 1000, ttl=SECOND + number)
     rig.time.tick(2 * SECOND)
-    stored = []
-    while rig.store.writer.sweep_now(entries_max=1):
-        stored.append(len(rig.stored("orders")))
-    assert stored == [7, 4, 1, 0]
+    assert stored_after_each_commit(rig) == [7, 4, 1, 0]
     assert [key for kind, key in rig.kinds("orders") if kind == "expire"] == [str(number) for number in range(10)]
     assert rig.rows(EXPIRY) == []
     rig.close()
@@ -127,10 +132,7 @@ def test_a_window_of_long_keys_is_bounded_in_bytes(tmp_path: Path, monkeypatch: 
     for number, key in enumerate(order):
         rig.put("orders", key, ttl=SECOND + number)
     rig.time.tick(2 * SECOND)
-    stored = []
-    while rig.store.writer.sweep_now(entries_max=1):
-        stored.append(len(rig.stored("orders")))
-    assert stored == [20, 10, 0]
+    assert stored_after_each_commit(rig) == [20, 10, 0]
     assert [key for kind, key in rig.kinds("orders") if kind == "expire"] == order
     rig.close()
 
