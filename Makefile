@@ -34,11 +34,12 @@ demo-cluster: .venv/.server .venv/.flights
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
 
-# No server processes, no Spark, no simulation of several instances: the tests of single modules and random programs.
-# These wait for nothing, so they take a process for each core, and less time to start and to collect.
+# No server processes, no Spark, no simulation of several instances: the tests of single modules and random programs,
+# without the few that take 0.15 s or more, which are half of the time. They wait for nothing, so they take a process
+# for each core, and less time to start and to collect.
 test-fast: PYTEST_WORKERS = 2
 test-fast: .venv/.installed
-	$(PYTEST) -m "not long and not simulation" tests/unit tests/property
+	$(PYTEST) -m "not long and not simulation and not slow" tests/unit tests/property
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,18 +119,21 @@ def check(text: str) -> None:
     assert list(made.remarks) == sorted(made.remarks)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(600), deadline=None)
 @given(FILTERS)
 def test_a_filter_becomes_an_error_with_a_place_or_a_filter_of_the_server(text: str) -> None:
     check(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(600), deadline=None)
 @given(damaged())
 def test_so_does_a_text_that_is_nearly_a_filter(text: str) -> None:
     check(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(2_000), deadline=None)
 @given(st.text(alphabet=st.sampled_from("abz019()[]{}|*+?.^$\\-:=!<>,dDwWsSbBxpPLiQEk é"), max_size=24))
 def test_a_pattern_that_is_passed_on_is_one_of_re2(pattern: str) -> None:
@@ -143,6 +147,7 @@ def test_a_pattern_that_is_passed_on_is_one_of_re2(pattern: str) -> None:
     assert 0 <= place <= len(pattern)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(1_000), deadline=None)
 @given(st.text(max_size=20))
 def test_a_text_stays_the_same_text(value: str) -> None:
@@ -196,6 +201,7 @@ def truth(tree: object, document: dict[str, object]) -> bool:
     raise AssertionError(tree)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(600), deadline=None)
 @given(CASES, DOCUMENTS)
 def test_an_empty_text_is_null_whatever_is_around_the_comparison(case: Case, document: dict[str, object]) -> None:

@@ -254,6 +254,7 @@ def in_json(name: str, value: Any) -> Any:
     return json.loads(msgspec.json.encode(dict(value) if name == "m" and value is not None else value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @settings(max_examples=examples(100))
 @given(data=st.data())

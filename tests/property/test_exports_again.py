@@ -204,6 +204,7 @@ def read(kind: str, message_type: MessageTypeName, separator: str, data: bytes) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message_type", PAYLOADS)
 @settings(max_examples=examples(400, share=16))
 @given(data=st.data())

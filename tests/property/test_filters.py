@@ -272,6 +272,7 @@ def test_a_printed_filter_parses_to_the_same_tree(tree: Filter) -> None:
     assert repr(parse(print_filter(tree))) == repr(tree)
 
 
+@pytest.mark.slow
 @given(filters, documents, metas)
 @settings(max_examples=examples(200))
 def test_the_compiler_agrees_with_the_naive_interpreter(
@@ -289,6 +290,7 @@ def test_the_compiler_agrees_with_the_naive_interpreter(
             assert predicate({name: document[name] for name in needed & document.keys()}, meta) is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "field",
     [
@@ -315,6 +317,7 @@ def test_the_small_world(field: Expression) -> None:
                 check_plans(plans if truth else plans_of_not, document, meta)
 
 
+@pytest.mark.slow
 def test_and_or_not_of_all_truths() -> None:
     truths = [Path((name,)) for name in ("yes", "no", "unknown")]
     document, meta = {"yes": True, "no": False}, Meta("k", 1, 1, None, "t", 1)

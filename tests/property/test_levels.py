@@ -166,6 +166,7 @@ BOUNDS = st.just(Bounds(LARGE_BYTES, PIECE_BYTES, FEW_NAMES)) | st.builds(
 # --- properties ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(samples(), st.sampled_from(["include", "exclude", "hidden"]), st.booleans(), st.integers(0, 3), BOUNDS)
 @settings(max_examples=examples(600))
 def test_a_projection_gives_the_bytes_of_the_first_one(
@@ -182,6 +183,7 @@ def test_a_projection_gives_the_bytes_of_the_first_one(
         assert projected == FIRST[sample.format].project(document, projection)
 
 
+@pytest.mark.slow
 @given(samples(), st.integers(0, 4))
 @settings(max_examples=examples(400))
 def test_a_merge_gives_the_bytes_of_the_first_one(sample: Sample, unset: int) -> None:
@@ -191,6 +193,7 @@ def test_a_merge_gives_the_bytes_of_the_first_one(sample: Sample, unset: int) ->
     assert (None if isinstance(merged, BadRecord) else merged) == FIRST[sample.format].merge(base, delta, paths)
 
 
+@pytest.mark.slow
 @given(samples())
 @settings(max_examples=examples(400))
 def test_a_difference_is_that_of_the_first_one(sample: Sample) -> None:

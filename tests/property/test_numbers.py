@@ -159,6 +159,7 @@ def test_filters_and_orders_go_by_the_exact_value(
         rig.delete_topic("t")
 
 
+@pytest.mark.slow
 @given(numbers, numbers, numbers)
 @example(Number("-9007199254740992.0"), Number("-9007199254740992"), Number("9007199254740993"))
 @settings(max_examples=examples(400))
@@ -174,6 +175,7 @@ def test_the_compiled_filter_takes_what_python_takes(stored: Number, one: Number
 META: Final = Meta("k", 1, 1, None, "t", 1)
 
 
+@pytest.mark.slow
 @given(st.lists(numbers, min_size=3, max_size=8), numbers, st.booleans())
 @settings(max_examples=examples(40))
 def test_a_number_in_any_form_has_one_key_and_is_found_by_it(

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import cast
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ def strict_json(payload: bytes) -> object:
     return document
 
 
+@pytest.mark.slow
 @given(broken(DOCUMENTS.map(lambda document: json.dumps(document, ensure_ascii=False).encode())), PATHS)
 def test_broken_json_is_refused_exactly_when_it_is_malformed(payload: bytes, paths: list[str]) -> None:
     try:

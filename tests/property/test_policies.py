@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -141,6 +142,7 @@ def naive(
     return found
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), declared, policies(), declared, st.booleans())
 def test_settings_in_force_follow_the_rule(
     name: str, own: Declared, given: list[Policy], defaults: Declared, in_config: bool

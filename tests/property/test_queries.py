@@ -360,6 +360,7 @@ def check(rig: Rig, world: World, topic: Topic, question: Question, records: Seq
     assert paged == ordered
 
 
+@pytest.mark.slow
 @given(worlds(), st.lists(questions, min_size=1, max_size=4), st.booleans(), st.sampled_from([1, 3, 1000]))
 @settings(max_examples=examples(80))
 def test_a_query_equals_the_naive_interpreter(
@@ -446,6 +447,7 @@ def condition(draw: Random, world: World, some: Sequence[Record], field: Field) 
             return Compare(Comparison(comparison), field, literals[0])
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=True))
 @settings(max_examples=examples(100))
 def test_a_plan_never_changes_a_result(rig: Rig, draw: Random) -> None:

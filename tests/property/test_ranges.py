@@ -229,6 +229,7 @@ checks = st.fixed_dictionaries(
 
 
 # A third of the examples of a profile: every example opens a database, and checks some of its history several times.
+@pytest.mark.slow
 @settings(
     max_examples=max(1, settings().max_examples // 3),
     deadline=None,

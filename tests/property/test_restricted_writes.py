@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,6 +121,7 @@ class Model:
         assert {key.decode(): msgspec.json.decode(record.payload) for key, record in live.items()} == self.records
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_caller_writes_only_records_that_it_may_see_before_and_after(seed: int) -> None:

@@ -103,6 +103,7 @@ class Blindfolded(NaiveFilter):
         return super().value(node)
 
 
+@pytest.mark.slow
 @given(filters, st.none() | filters, hidden_fields, documents, metas)
 @settings(max_examples=examples(300))
 def test_a_restricted_filter_is_the_rows_and_the_filter_on_what_may_be_seen(
@@ -119,6 +120,7 @@ def test_a_restricted_filter_is_the_rows_and_the_filter_on_what_may_be_seen(
         assert predicate(document, meta) is expected
 
 
+@pytest.mark.slow
 @given(filters, hidden_fields, documents, metas)
 @settings(max_examples=examples(200))
 def test_no_answer_depends_on_a_hidden_value(

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -289,6 +290,7 @@ def _cut(joined: bytes, offsets: bytes) -> list[bytes]:
     return [joined[start:stop] for start, stop in pairwise(edges)]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32), tree=trees, whose=st.sampled_from(["R", "F", "nobody's"]))
 def test_a_caller_with_rows_is_told_what_root_is_told_of_those_rows(seed: int, tree: Filter, whose: str) -> None:

@@ -93,6 +93,7 @@ def one_by_one(topic: Topic, chunk: Changes, start: int, stop: int, wants: Wants
     return [row for change in found if (row := focus.row_of(change, wants, matcher, NOW)) is not None]
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(1600), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CHUNK, WANTS, st.sampled_from(["acts", "idle"]), st.booleans(), st.booleans(), st.data())
 def test_rows_in_columns_are_those_that_are_made_one_by_one(

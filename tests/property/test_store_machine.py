@@ -316,6 +316,7 @@ QUICK = settings(
 LONG = settings(QUICK, max_examples=2_000, stateful_step_count=60)
 
 
+@pytest.mark.slow
 def test_the_store_agrees_with_the_model() -> None:
     run_state_machine_as_test(StoreMachine, settings=QUICK)
 

@@ -399,6 +399,7 @@ class SubscriptionMachine(SubscriptionChecks):
                 assert client.state == self._queried(client), client
 
 
+@pytest.mark.slow
 def test_every_subscriber_gets_exactly_its_changes() -> None:
     run_state_machine_as_test(
         SubscriptionMachine,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,7 @@ class Watched:
                 self.rig.store.commits.submit(requests[ask.kind]()).then(done)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(asks)
 def test_every_caller_has_its_turn_and_its_order(items: list[Ask]) -> None:

@@ -326,6 +326,7 @@ def test_lines_that_waited_at_a_crash_are_in_the_log_after_the_start(path: Path)
     assert numbers(path) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_line_for_which_nothing_is_left_is_in_the_servers_log(path: Path) -> None:
     disk, metrics = Disk(), Metrics()
     log = audit_log(path, write=disk.write, metrics=metrics)

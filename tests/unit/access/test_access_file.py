@@ -420,6 +420,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("files")
 
 
+@pytest.mark.slow
 @given(files)
 def test_any_value_in_any_place_is_read_or_refused(folder: Path, given_file: object) -> None:
     assert isinstance(given_file, dict)
@@ -437,6 +438,7 @@ def test_a_damaged_file_is_read_or_refused(folder: Path, noise: str, at: int, cu
     assert read_or_refused(folder, text[:at] + noise + text[at + cut :])
 
 
+@pytest.mark.slow
 def test_a_large_file_is_read_in_time_that_grows_with_it(tmp_path: Path) -> None:
     entry: Callable[[int], str] = lambda n: f'[[identities]]\nname = "i{n}"\njwt = "{n}"\nroles = ["r"]\n'  # noqa: E731  # a line
     file = access_of(tmp_path, GRANT + "".join(map(entry, range(3_000))))

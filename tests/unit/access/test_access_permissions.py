@@ -79,6 +79,7 @@ class Oracle:
         return (whole or self.allowing)[0].place if self.allowing else ""
 
 
+@pytest.mark.slow
 @given(identities, st.lists(st.tuples(st.sampled_from(GRANTABLE), st.sampled_from(TOPICS)), min_size=10, max_size=30))
 @settings(max_examples=examples(200))
 def test_a_decision_is_the_oracles(identity: Identity, questions: list[tuple[Action, str]]) -> None:

@@ -31,6 +31,7 @@ def trees() -> list[tuple[Path, ast.Module]]:
     return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(SERVICES.rglob("*.py"))]
 
 
+@pytest.mark.slow
 def test_no_service_finds_a_topic_by_itself() -> None:
     found = {
         (path.name, node.attr)

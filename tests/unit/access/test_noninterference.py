@@ -581,6 +581,7 @@ def told(world: World, method: str, request: Request, number: int, *, identity: 
     return responses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restriction", GRANTS)
 def test_nothing_that_a_caller_is_told_depends_on_what_is_hidden_from_it(tmp_path: Path, restriction: str) -> None:
     with two_worlds(tmp_path, GRANTS[restriction]) as (without, with_hidden):
@@ -639,6 +640,7 @@ def given_in(message: Message) -> Iterator[str]:
                 yield from given_in(inner)
 
 
+@pytest.mark.slow
 def test_the_end_of_pages_tells_nothing_of_hidden_records(tmp_path: Path) -> None:
     """Story: a page had a token for the next one wherever stored records followed. With a range of keys in the filter,
     that told whether there were any."""

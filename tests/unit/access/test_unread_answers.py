@@ -80,6 +80,7 @@ def filled(path: Path, size: int, records: int = RECORDS) -> Rig:
     return rig
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "processes"), [(100_000, 0), (1_000_000, 0), (1_000_000, 1)])
 def test_a_query_that_nobody_reads_holds_a_few_pieces(
     tmp_path: Path, readers: Executor, size: int, processes: int
@@ -125,6 +126,7 @@ def test_a_query_of_few_bytes_and_records_asks_no_reader_process(tmp_path: Path,
     rig.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_sort_gives_its_memory_back_before_a_reader_process_sorts(
     tmp_path: Path, readers: Executor, processes: int

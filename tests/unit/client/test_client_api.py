@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import sow_client
 from sow_client import (
     AsyncClient,
@@ -90,6 +92,7 @@ def test_every_public_method_has_a_docstring() -> None:
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"
 
 
+@pytest.mark.slow
 def test_importing_the_client_loads_no_library_that_few_programs_need() -> None:
     """Arrow alone takes as long as the client."""
     script = (

@@ -144,6 +144,7 @@ def test_a_call_that_breaks_while_nobody_waits_is_made_again(server: Server) -> 
     subscription.close()
 
 
+@pytest.mark.slow
 def test_the_pause_before_another_call_ends_with_the_time_as_well(server: Server) -> None:
     opening = server.begin(lambda: server.client.subscribe("orders"))
     _, rpc = server.take("Subscribe")
@@ -328,6 +329,7 @@ def test_closing_ends_an_attempt_that_is_waited_for(runner: asyncio.Runner) -> N
 # ---- queries ----
 
 
+@pytest.mark.slow
 def test_a_query_that_takes_too_long_ends_with_its_time(server: Server) -> None:
     result = server.client.query("orders", timeout=0.2)
     call = server.begin(lambda: list(result))

@@ -40,6 +40,7 @@ def too_large() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     yield "policy", lambda client: client.set_policy("p", text, topics={"max_ttl": "1h"})
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_large_is_refused_before_it_is_sent(store: Store, address: str) -> None:
     """It was a bare RESOURCE_EXHAUSTED of gRPC, which programs try again."""
     calls = dict(too_large())
@@ -65,6 +66,7 @@ def test_a_message_that_is_too_large_is_refused_before_it_is_sent(store: Store, 
     assert store.payloads == [b"{}"] * 3  # of publish_many, which sends the records before it
 
 
+@pytest.mark.slow
 def test_streams_with_a_message_that_is_too_large_are_refused_before_it_is_sent(store: Store, address: str) -> None:
     text = "x" * (21 * 2**20)
     with Client(address) as client:
@@ -94,6 +96,7 @@ def test_streams_with_a_message_that_is_too_large_are_refused_before_it_is_sent(
         stager.abort()
 
 
+@pytest.mark.slow
 def test_long_keys_do_not_make_a_message_of_a_publisher_too_large(store: Store, address: str) -> None:
     """Only payloads were counted: 1,000 keys of 30 KB ended the publisher, instead of being refused one by one."""
     keys = [f"{number}{'k' * 30_000}" for number in range(1000)]
@@ -106,6 +109,7 @@ def test_long_keys_do_not_make_a_message_of_a_publisher_too_large(store: Store, 
         assert len(client.publish_many("orders", [b"{}"] * 1000, keys=keys)) == 1000
 
 
+@pytest.mark.slow
 def test_an_oversized_answer_and_the_limit_of_another_server_give_the_same_error(address: str) -> None:
     """gRPC says RESOURCE_EXHAUSTED of its own limits, at either end, and nothing but a text that tells why."""
 

@@ -272,6 +272,7 @@ def test_a_permanent_error_of_a_publisher_is_raised_at_once(reason: str) -> None
     assert caught.value.details["unacknowledged"] == "1"
 
 
+@pytest.mark.slow
 def test_refusals_are_reported_once_and_kept_in_bounds() -> None:
     core = make(batch_records=10_000)
     for _ in range(2):

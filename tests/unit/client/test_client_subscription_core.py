@@ -112,6 +112,7 @@ def test_a_cut_after_any_frame_loses_nothing_and_repeats_nothing(seed: int, batc
         assert core.bookmark == journal.bookmark(journal.last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 1_000])
 def test_two_cuts_after_any_frames_lose_nothing_and_repeat_nothing(seed: int, batch_size: int) -> None:
     """The second one meets an atomic request of which a part was handed out before the first."""

@@ -204,6 +204,7 @@ values = st.recursive(
 documents = st.dictionaries(names, values, max_size=4)
 
 
+@pytest.mark.slow
 @given(documents, documents, st.sampled_from([MessageType.JSON, MessageType.MSGPACK]))
 def test_the_servers_delta_turns_the_old_document_into_the_new_one(
     old: dict[str, object], new: dict[str, object], message_type: MessageType

@@ -96,6 +96,7 @@ def test_delta_publish(server: Server) -> None:
     )
 
 
+@pytest.mark.slow
 def test_publish_many_of_deltas_sends_the_unset_paths_with_each_request(server: Server) -> None:
     unset = iter(["/note"])  # read once, sent with both requests
     call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001, delta=True, unset=unset))
@@ -195,6 +196,7 @@ def test_another_way_to_treat_refusals_is_refused_before_anything_is_sent(server
         server.client.publish_many("orders", [], refusals="ignore")  # type: ignore[call-overload]  # a mistake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["OVERLOADED", "BACKLOG_QUOTA_EXCEEDED"])
 def test_publish_many_holds_back_records_after_a_temporary_refusal(server: Server, reason: str) -> None:
     call = server.begin(lambda: server.client.publish_many("orders", ["{}"] * 10_001, refusals="return"))

@@ -257,6 +257,7 @@ def test_until_the_differences_are_complete_it_shows_the_state_from_before(rig: 
     assert viewer.map() == state_of(rig)
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_breaks_off_is_continued(rig: Rig) -> None:
     """_live_view [2]: records that have come do not come again."""
     fill(rig, [f"{number:04}" for number in range(3_000)])

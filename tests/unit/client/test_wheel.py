@@ -29,6 +29,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         return archive.namelist()
 
 
+@pytest.mark.slow
 def test_top_level_names_say_whose_they_are(names: list[str]) -> None:
     top_level = {name.split("/")[0] for name in names}
     foreign = {

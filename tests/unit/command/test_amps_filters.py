@@ -75,6 +75,7 @@ def test_a_filter_becomes_one_of_this_store(given: str, made: str) -> None:
     compile_filter(parse(made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "position", "words"),
     [

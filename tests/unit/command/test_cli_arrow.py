@@ -104,6 +104,7 @@ def test_without_pyarrow_the_command_tells_how_to_install_it(
     assert "pip install 'sow[arrow]'" in result.stderr
 
 
+@pytest.mark.slow
 def test_other_commands_do_not_import_pyarrow() -> None:
     """It takes a quarter of a second."""
     program = "import sys, sow_cli.command; assert not {'pyarrow', 'pandas', 'numpy'} & set(sys.modules)"

@@ -291,6 +291,7 @@ def test_a_bad_address_is_wrong_usage() -> None:
     assert "localhost:notaport" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_ends_with_3() -> None:
     # Port 1 of the loopback address: refused at once, so the command does not wait.
     result = CliRunner().invoke(sow, ["topics"], env={"SOW_SERVER": "127.0.0.1:1"})

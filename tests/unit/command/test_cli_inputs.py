@@ -96,6 +96,7 @@ def test_a_cell_that_is_nested_too_deeply_is_a_bad_record(
     assert "is nested too deeply" in run(client, "publish", "orders", str(errors)).stderr
 
 
+@pytest.mark.slow
 def test_a_cell_at_the_edge_of_what_is_nested_too_deeply_is_a_record_or_a_bad_one() -> None:
     """Story of the mistake: a row of a table for a MessagePack topic is read twice, the second time further down in the
     calls. A cell that was just not too deep there ended the command with a RecursionError."""
@@ -338,6 +339,7 @@ def test_a_file_that_is_no_parquet_is_wrong_usage(client: FakeClient, tmp_path: 
 # ---- the report ----
 
 
+@pytest.mark.slow
 def test_twenty_thousand_bad_records_are_ten_lines_and_a_count_by_reason(client: FakeClient, tmp_path: Path) -> None:
     """Story: each bad line was a line on stderr."""
     client.add("orders")

@@ -89,6 +89,7 @@ def _legal(settings: TopicSettings) -> bool:
     return True
 
 
+@pytest.mark.slow
 @given(topics=st.dictionaries(_names, _settings.filter(_legal).map(declared_of), max_size=3))
 def test_printed_topics_are_the_topics(tmp_path_factory: pytest.TempPathFactory, topics: dict[str, Declared]) -> None:
     path = tmp_path_factory.getbasetemp() / "printed.toml"

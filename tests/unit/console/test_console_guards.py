@@ -393,6 +393,7 @@ def test_what_waits_and_what_is_remembered_is_bounded(monkeypatch: pytest.Monkey
     assert len(kept._failed) == 10
 
 
+@pytest.mark.slow
 def test_so_many_log_ins_at_a_time_are_asked_about(console: FakeConsole) -> None:
     async def work() -> None:
         console.answers = asyncio.Event()
@@ -412,6 +413,7 @@ def test_so_many_log_ins_at_a_time_are_asked_about(console: FakeConsole) -> None
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_who_has_most_sessions_makes_room_for_another() -> None:
     """One person with a good token logged in until the sessions of all others had ended."""
 

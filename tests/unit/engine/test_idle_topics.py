@@ -314,6 +314,7 @@ def test_many_topics_go_a_bounded_number_at_a_time(keeper: Keeper, monkeypatch: 
     assert left == [4, 1, 0]
 
 
+@pytest.mark.slow
 def test_ten_thousand_idle_topics_cost_next_to_nothing(keeper: Keeper) -> None:
     """idle [3], in the work done and not only in time: no topic is looked at before it is due."""
     topics = keeper.rig.store.topics

@@ -119,6 +119,7 @@ def test_an_atomic_request_has_a_bound_of_its_own(bounded: Rig) -> None:
     assert not bounded.run(Publish("orders", rows[:2], atomic=True)).refusals
 
 
+@pytest.mark.slow
 def test_records_with_many_entries_are_spread_over_commits(tmp_path: Path) -> None:
     """Story: a commit took all of a request, as its payloads are small, and staged a million entries."""
     rig = Rig(tmp_path)

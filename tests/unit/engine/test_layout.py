@@ -409,6 +409,7 @@ def _raw_slices(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_keys_and_values_are_cut_by_named_slices_outside_of_the_layouts() -> None:
     engine = Path(sow_server.engine.__file__).parent
     found = {

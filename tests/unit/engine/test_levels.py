@@ -201,6 +201,7 @@ def test_paths_are_compiled_once_for_all_records(monkeypatch: pytest.MonkeyPatch
     assert projection.include_tree.names is names
 
 
+@pytest.mark.slow
 def test_a_tree_of_paths() -> None:
     """A path below another one adds nothing, whichever comes first."""
     assert path_tree([("a", "b"), ("a", "c", "d"), ("e",)]) == {"a": {"b": None, "c": {"d": None}}, "e": None}

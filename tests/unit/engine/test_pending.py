@@ -70,6 +70,7 @@ def test_a_refusal_passes_a_change_of_the_answer_and_may_come_of_it() -> None:
     assert heard == [REFUSED, REFUSED]
 
 
+@pytest.mark.slow
 def test_a_listener_on_another_thread_is_called_once_whenever_the_answer_comes() -> None:
     """answers [2]: jobs on threads queue steps, and the writer may be faster than they."""
     for _ in range(500):
@@ -115,6 +116,7 @@ def beside_the_writer(tmp_path: Path, main: Callable[[Rig], Awaitable[None]]) ->
     return complaints + [dict(line) for line in lines if line["event"] == "answer_failed"]
 
 
+@pytest.mark.slow
 def test_an_awaiter_gets_the_answer_or_the_error(tmp_path: Path) -> None:
     async def main(rig: Rig) -> None:
         assert (await rig.store.commits.submit(put("a"))).applied == 1
@@ -126,6 +128,7 @@ def test_an_awaiter_gets_the_answer_or_the_error(tmp_path: Path) -> None:
     assert beside_the_writer(tmp_path, main) == []
 
 
+@pytest.mark.slow
 def test_cancelling_an_awaiter_cancels_no_change_and_no_other_awaiter(tmp_path: Path) -> None:
     """answers [3]"""
 
@@ -147,6 +150,7 @@ def test_cancelling_an_awaiter_cancels_no_change_and_no_other_awaiter(tmp_path: 
     assert beside_the_writer(tmp_path, main) == []
 
 
+@pytest.mark.slow
 def test_a_store_that_closes_answers_everything_and_nobody_has_to_hear(tmp_path: Path) -> None:
     """answers [3]: neither an answer that nobody awaits nor a refusal whose awaiter has gone is a complaint."""
 

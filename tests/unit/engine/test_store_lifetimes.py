@@ -423,6 +423,7 @@ def test_refreshed_and_deleted_records_are_not_counted_as_overdue(rig: Rig) -> N
     assert (rig.count("orders"), rig.store.cuts.counts()) == (1, {rig.topic("orders").id: (1, 1)})
 
 
+@pytest.mark.slow
 def test_loading_and_expiring_again_and_again_keeps_the_directory_on_a_plateau(rig: Rig) -> None:
     """P6, R11, L17: space of expired records is given back by compaction."""
     rig.create_topic("orders", retain_bytes=0, retain_time_micros=0)

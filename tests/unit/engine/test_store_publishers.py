@@ -102,6 +102,7 @@ def test_a_duplicate_gets_the_version_sequence_and_stamp_of_its_first_attempt(
     assert stream.last_duplicate_version == first.last_version
 
 
+@pytest.mark.slow
 def test_a_duplicate_gets_its_first_answer_or_is_marked_as_forgotten(rig: Rig, seed: int) -> None:
     """publishers [4], for requests of every kind: with conditions, refusals, deltas, lifetimes alike and not, overdue
     records."""

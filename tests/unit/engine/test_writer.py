@@ -486,6 +486,7 @@ def test_stopping_finishes_queued_requests_and_refuses_new_ones(rig: Rig) -> Non
     assert rig.count("orders") == 3
 
 
+@pytest.mark.slow
 def test_a_running_writer_sweeps_by_itself_and_stops_in_order(rig: Rig) -> None:
     """L9: through the thread."""
     rig.store.start(lambda answers: answers())

@@ -342,6 +342,7 @@ def test_integers_do_not_grow_without_end() -> None:
     assert truth("LENGTH(/a) IS NULL", {"a": 10**5000}) is True
 
 
+@pytest.mark.slow
 def test_two_long_arrays_compare_without_forming_all_pairs() -> None:
     """60,000 by 60,000 elements, pair by pair, would be minutes."""
     document: dict[str, object] = {"a": list(range(60_000)), "b": [f"x{number}" for number in range(60_000)]}
@@ -362,6 +363,7 @@ def test_arrays_nested_deeper_than_the_stack() -> None:
     assert truth("LENGTH(/a) = 7", {"a": nested}) is None
 
 
+@pytest.mark.slow
 def test_the_longest_filters_compile() -> None:
     deep = "/a = 1"
     for level in range(18):

@@ -42,6 +42,7 @@ def test_literals_stay_one_list_that_an_index_serves() -> None:
     assert print_filter(parse("/a not in (/b)")) == "NOT /a = /b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "what"),
     [

@@ -246,6 +246,7 @@ def test_an_error_shows_the_text_and_a_caret() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_error_is_told_where_no_more_files_can_be_opened() -> None:
     """X1. What the parser expected had got a module of its own, which the first faulty filter of a process loaded while
     its error was handled: with all its files open, a server answered that one INTERNAL."""
@@ -352,6 +353,7 @@ def nested(levels: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_bounds_each_have_their_error() -> None:
     for text in nested(NESTING_MAX - 2):
         parse(text)
@@ -401,6 +403,7 @@ def test_a_pattern_has_a_bound_on_its_memory() -> None:
     assert "expected a regular expression at 8; " in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_no_nesting() -> None:
     tree = parse(" OR ".join(["/a = 1"] * 5000))
     assert isinstance(tree, Or)
@@ -481,6 +484,7 @@ SHAPES: Final[dict[str, Callable[[int], str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parsing_takes_time_in_proportion_to_the_text(shape: str) -> None:
     """A number of 30,000 digits with a letter behind took minutes: every way to divide the digits between two

@@ -145,6 +145,7 @@ def test_fields_of_a_binary_topic_cannot_be_asked_for(rig: Rig) -> None:
     assert matching(rig, "true", "binary") == ["k"]
 
 
+@pytest.mark.slow
 def test_equal_filters_are_compiled_once_for_topics_of_one_key(rig: Rig) -> None:
     rig.create_topic("alike", TopicSettings(key=("/id",)))
     rig.create_topic("other", TopicSettings(key=("/a",)))

@@ -140,6 +140,7 @@ def test_handlers_know_by_which_listener_a_call_came(authority: Authority) -> No
     assert asyncio.run(run()) == ["none", "certificate", "UNAVAILABLE", "UNAVAILABLE"]
 
 
+@pytest.mark.slow
 def test_nothing_is_served_while_a_port_is_taken() -> None:
     async def run() -> None:
         with socket.socket() as taken:
@@ -169,6 +170,7 @@ def test_a_certificate_that_was_broken_since_the_check_is_named(authority: Autho
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_only_a_listener_with_links_takes_their_large_messages() -> None:
     large = bytes(21 * MIB)
 

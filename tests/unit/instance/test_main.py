@@ -173,6 +173,7 @@ def test_check_ready_asks_the_running_server(tmp_path: Path, capsys: pytest.Capt
         server.close()
 
 
+@pytest.mark.slow
 def test_check_ready_bounds_the_whole_answer() -> None:
     """An answer that came byte by byte took as long as it liked: the timeout was one of each read."""
     with socket.create_server(("127.0.0.1", 0)) as listening:

@@ -140,6 +140,7 @@ def test_a_slow_loris_is_ended_by_its_time(
         assert drips_until_ended(slow, 30)
 
 
+@pytest.mark.slow
 def test_a_silent_client_is_ended_by_its_time(monkeypatch: pytest.MonkeyPatch, tls_context: ssl.SSLContext) -> None:
     monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.1)
     for tls in (None, tls_context):
@@ -156,6 +157,7 @@ def test_an_endless_request_is_ended_by_its_length() -> None:
             assert endless.recv(1) == b""
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_not_read_is_ended_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "ANSWER_SECONDS", 0.1)
     begun = threading.Event()
@@ -175,6 +177,7 @@ def test_an_answer_that_is_not_read_is_ended_by_its_time(monkeypatch: pytest.Mon
         assert 0 < received < 2**26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_tls", [False, True])
 def test_idle_connections_are_bounded_and_do_not_stop_a_scrape(
     monkeypatch: pytest.MonkeyPatch, tls_context: ssl.SSLContext, trusting: ssl.SSLContext, over_tls: bool

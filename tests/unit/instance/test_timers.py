@@ -76,6 +76,7 @@ class WallClock(datetime):
         return super().now(tz) + cls.ahead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [1, -1, 48, -48])
 def test_jobs_go_on_when_the_wall_clock_is_set(rig: Rig, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
     """timers [1]. Story: a machine starts with its clock an hour ahead, and is set right. No job ran for an hour.
@@ -245,6 +246,7 @@ def test_a_job_that_is_still_running_is_no_warning_but_is_seen_when_it_does_not_
     assert told[:2] == ["job_does_not_end", "job_has_ended"]
 
 
+@pytest.mark.slow
 def test_memory_is_trimmed_after_much_of_it_was_given_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: the allocator kept hundreds of megabytes after many ordered queries. Nothing is done for a few bytes."""
     trims: list[bool] = []

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.servers.watched_server import LoopWatch, occupied
 
 LIMIT_MS = 50.0
@@ -34,6 +36,7 @@ async def watched(work: object) -> None:
     await done.wait()
 
 
+@pytest.mark.slow
 def test_a_callback_that_occupies_the_loop_is_written_down_with_its_stack(tmp_path: Path) -> None:
     """watched_server [1] and [2]"""
     watch = LoopWatch(tmp_path / "occupied", LIMIT_MS)

@@ -180,6 +180,7 @@ def test_a_lag_counts_from_the_schedule_of_the_load() -> None:
     assert sequence_of("0123456789ab.1499") == 1_499
 
 
+@pytest.mark.slow
 def test_each_filter_of_the_ten_followers_agrees_with_python() -> None:
     records = [json.loads(document(number)) for number in range(20_000)]
     for one in TEN_FILTERS:

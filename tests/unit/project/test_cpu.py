@@ -29,6 +29,7 @@ def test_the_largest_files_come_first_and_the_rest_is_one_line() -> None:
     assert [line.split()[-1] for line in report(seconds, None)[:-1]] == ["large", "medium", "small"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="elsewhere a process counts once it has ended")
 def test_a_process_counts_while_it_runs_and_after_its_end() -> None:
     before = used_seconds()

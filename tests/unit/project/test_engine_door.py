@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 import sow_server
 from sow_server.engine.doors import Reads, Writes
 
@@ -82,6 +84,7 @@ def test_each_open_room_is_a_room_of_the_engine() -> None:
     assert all(importlib.import_module(f"{ENGINE}.{room}") for room in OPEN_ROOMS)
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_server_imports_only_names_that_the_engine_offers() -> None:
     found = list(imports_from_outside())
     assert len(found) > 100, "the imports are found"

@@ -252,6 +252,7 @@ def talked(tmp_path_factory: pytest.TempPathFactory) -> Conversation:
     return talk(tmp_path_factory.mktemp("told"))
 
 
+@pytest.mark.slow
 def test_every_answer_and_frame_has_the_bytes_that_it_had(talked: Conversation) -> None:
     found = digests(talked)
     assert [line for line in golden(WIRE) if " of the rows" not in line] == found, changed(talked, found)

@@ -33,6 +33,7 @@ def loaded(module: str) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", LOADED)
 def test_an_import_loads_no_more_than_before(module: str) -> None:
     names = loaded(module)

@@ -64,6 +64,7 @@ def test_every_row_is_there_in_order() -> None:
     assert list(table()) == ROWS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_has_its_rule_and_tests_that_name_it(row: str) -> None:
     behaviour, rule, names = table()[row]

@@ -153,6 +153,7 @@ def fragments(program: str) -> int:
     return sum(text.split(maxsplit=1)[:1] in ([word] for word in FRAGMENTS) for text in docstrings(ast.parse(program)))
 
 
+@pytest.mark.slow
 def test_docstrings_are_sentences() -> None:
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     counts = {path.relative_to(ROOT).as_posix(): fragments(path.read_text(encoding="utf-8")) for path in paths}

@@ -168,6 +168,7 @@ def all_calls(rig: Rig) -> dict[str, Counter[str]]:
     return engine | {f"server: {operation}": in_the_server(rig, operation) for operation in IN_THE_SERVER}
 
 
+@pytest.mark.slow
 def test_no_operation_takes_more_calls_than_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """[1], [2], [3]"""
     for module, seconds in ((sieve, "JUDGING_SECONDS"), (getting, "PIECE_SECONDS")):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 CITED = re.compile(r"\brules? ((?:[A-Z]\d+)(?:(?:,| and| to|, and) [A-Z]\d+)*)")
 STATED = re.compile(r"^\*\*([A-Z]\d+) · ", re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_cited_is_stated() -> None:
     stated = set(STATED.findall((ROOT / "docs/rules.md").read_text()))
     cited: dict[str, str] = {}

@@ -27,6 +27,7 @@ def test_the_walk_has_ten_steps() -> None:
     assert [number for number, _, _ in steps()] == [str(number) for number in range(1, 11)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "file", "function"), steps())
 def test_each_step_of_the_walk_names_a_function_that_exists(number: str, file: str, function: str) -> None:
     del number  # it names the case

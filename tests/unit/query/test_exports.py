@@ -103,6 +103,7 @@ def test_the_parts_together_are_the_topic_in_key_order(rig: Rig, parts: int) -> 
     opened.close()
 
 
+@pytest.mark.slow
 def test_parts_are_about_equal(rig: Rig) -> None:
     put(rig, range(8_000))
     opened = export(rig, parts=8)
@@ -168,6 +169,7 @@ def test_many_matches_of_an_index_are_read_from_it_as_they_stand(rig: Rig, monke
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +290,7 @@ def test_a_reading_without_keys_finds_the_same(rig: Rig) -> None:
         opened.close()
 
 
+@pytest.mark.slow
 def test_large_records_among_small_ones_make_small_pieces(rig: Rig) -> None:
     """How large the next records are is not known before they are read: a message has a limit all the same."""
     rig.create_topic("blobs", TopicSettings(message_type=MessageType.BINARY))

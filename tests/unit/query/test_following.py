@@ -89,6 +89,7 @@ def seen(secondary: Secondary) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_every_state_is_that_of_one_commit_while_memtables_are_written_out_and_logs_go(
     tmp_path: Path, logs: Path
 ) -> None:

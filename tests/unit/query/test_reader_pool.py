@@ -451,6 +451,7 @@ def test_a_stop_waits_for_a_start_that_is_under_way(world: World, monkeypatch: p
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_unexpected_error_costs_one_process_and_not_the_pool(world: World) -> None:
     async def play(script: Scripted) -> None:
         script.say(cast("Kind", 200))

@@ -155,6 +155,7 @@ def test_missing_counts_as_deleted_only_until_every_topic_is_seeded(pair: tuple[
     assert set(live(b, "later")) == {"lives"}
 
 
+@pytest.mark.slow
 def test_an_acknowledgement_does_not_undo_the_mark_of_a_purge_meanwhile(pair: tuple[Rig, Rig]) -> None:
     """R4: the writer's thread notes that a peer has missed tombstones; another one notes its acknowledgements."""
     a, b = pair

@@ -46,6 +46,7 @@ def test_every_field_of_the_contract_has_a_rule() -> None:
         assert rules.keys() == {field.name for field in descriptor.fields}, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ROOTS, ids=lambda kind: kind.__name__)
 def test_an_odd_value_is_refused_by_the_name_of_its_field_or_is_harmless(root: type[Message]) -> None:
     """checks [3]."""

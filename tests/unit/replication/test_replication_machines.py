@@ -585,6 +585,7 @@ def test_publishers_are_not_told_again_because_the_receiver_lacks_a_new_topic() 
     assert told[2:] == [{"U"}], "changes may have been left out, and with them publishers of other topics"
 
 
+@pytest.mark.slow
 def test_a_sender_whose_messages_have_no_changes_fills_the_link_too() -> None:
     """A peer sent positions with thousands of marks and no chunk. Chunks alone were counted, so the driver read on and
     on, and all of it waited for the writer."""

@@ -73,6 +73,7 @@ def test_one_version_with_two_contents_is_reported_as_differing_still() -> None:
     assert differences(world.verified()) == [("1", 5, 5)]
 
 
+@pytest.mark.slow
 def test_many_keys_go_in_messages_of_a_thousand_at_most() -> None:
     world = World()
     world.a.orders |= {b"a%05d" % number: Row(1) for number in range(3000)}

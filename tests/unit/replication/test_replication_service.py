@@ -151,6 +151,7 @@ def test_changes_flow_and_a_link_that_was_cut_goes_on_where_it_was() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_both_ways_and_replicated_when_the_sync_peer_has_it() -> None:
     async def body() -> None:
         async with running("b", accept=("a",)) as b:
@@ -174,6 +175,7 @@ def test_both_ways_and_replicated_when_the_sync_peer_has_it() -> None:
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_equal_failures_of_attempts_are_logged_once() -> None:
     """There was a warning each attempt, for as long as a peer was away."""
 
@@ -259,6 +261,7 @@ def test_an_instance_that_is_not_accepted_cannot_compare_or_repair(token: str) -
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_a_request_with_a_flipped_bit_is_refused() -> None:
     """R10. Story: rows whose topic, or an origin's name, was wrong by one bit on the way were merged by a repair; only
     the chunk had a checksum."""
@@ -381,6 +384,7 @@ def test_a_damaged_answer_ends_the_link_at_the_sender() -> None:
         assert raised.value.reason == types_pb2.ERROR_REASON_BATCH_DAMAGED
 
 
+@pytest.mark.slow
 def test_a_link_of_which_a_read_or_an_answer_cannot_be_taken_ends_with_that_and_comes_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -408,6 +412,7 @@ def test_a_link_of_which_a_read_or_an_answer_cannot_be_taken_ends_with_that_and_
     asyncio.run(body("take"))
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_is_given_up_though_a_message_is_stuck_on_its_way() -> None:
     async def body() -> None:
         calls: list[object] = []
@@ -446,6 +451,7 @@ def test_a_peer_that_does_not_read_is_given_up_though_a_message_is_stuck_on_its_
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_a_link_that_is_given_up_before_its_connection_was_up_is_dialled_again() -> None:
     """The peer's machine takes connections while the peer itself says nothing: it is stopped, or the greeting of the
     connection was damaged on its way. The link was given up, but a write on a call that had been cancelled before its

@@ -14,6 +14,7 @@ from tests.support.stores.stores import SECOND, START
 # --- verify ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ends_that_are_equal_are_read_once() -> None:
     world = World()
     world.both({b"%d" % number: Row(number) for number in range(5000)})

@@ -309,6 +309,7 @@ def test_a_caller_that_has_gone_has_no_more_pieces(rig: Rig) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_of_one_caller_few_long_gets_hold_records(rig: Rig) -> None:
     """getting [4]: another caller does not wait for them."""
     put(rig, *[getting.GROUP_BYTES] * 20)

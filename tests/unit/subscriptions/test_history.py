@@ -130,6 +130,7 @@ def test_a_history_of_a_key_that_was_never_there_is_empty(rig: Rig) -> None:
     assert reading.next_position == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(examples(24)))
 def test_a_history_has_what_a_reader_of_all_changes_sees_of_the_key(
     rig: Rig, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -338,6 +338,7 @@ def test_usual_filters_are_little_work(rig: Rig) -> None:
         assert nanos(rig, text, order) < EFFORT_MAX / 5, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "payload"),
     [

@@ -91,6 +91,7 @@ def test_without_filters_nothing_is_decoded(rig: Rig, decoded: list[bytes]) -> N
     assert decoded == []
 
 
+@pytest.mark.slow
 def test_filters_on_the_values_of_a_field_are_found_by_the_value(rig: Rig, asked: list[str]) -> None:
     """groups [2]."""
     subscribers = Subscribers(rig)
@@ -163,6 +164,7 @@ scalars = st.one_of(st.sampled_from(["x", "1", "1.0", "true", ""]), st.integers(
 values = st.one_of(scalars, st.none(), st.lists(scalars, max_size=3))
 
 
+@pytest.mark.slow
 @given(documents=st.lists(st.dictionaries(st.sampled_from(["a", "b"]), values), max_size=8), keyed=st.booleans())
 def test_the_index_finds_every_filter_that_matches(
     tmp_path_factory: pytest.TempPathFactory, documents: list[dict[str, object]], keyed: bool
