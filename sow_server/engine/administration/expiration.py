@@ -18,6 +18,9 @@ from sow_server.engine.values.model import TopicSettings
 REARM_ROUND: Final = 10_000
 """Expiry entries after which a commit takes no further topic that is to be disabled while it is re-armed."""
 
+SWEEP_ROUND: Final = 1_000
+"""Expiry entries that a commit visits before the settings come into force, or come with it."""
+
 
 def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings]]) -> Staged:
     """Stages the effect of new settings on expiration: before a topic is disabled, or takes records of another kind,
@@ -31,8 +34,8 @@ def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, 
             break
     if rearming:
         return Staged.AGAIN
-    if emptied:
-        parts.sweep.stage(draft, 2**31)
+    if emptied and parts.sweep.leaves_overdue(draft, parts.sweep.stage(draft, SWEEP_ROUND)):
+        return Staged.AGAIN
     for topic, settings in changes:
         if settings.acts_on_expiration and not topic.acts:
             parts.background.stage_rearm(draft, topic)
@@ -42,16 +45,12 @@ def stage_expiration(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, 
 def take_into_force(parts: Parts, draft: Draft, changes: Sequence[tuple[Topic, TopicSettings, Indexes]]) -> None:
     """Takes new settings into force, after the commit."""
     enabled: list[Topic] = []
-    swept = False
     for topic, settings, indexes in changes:
-        swept = swept or _expires_first(topic, settings)
         if settings.acts_on_expiration and not topic.acts:
             enabled.append(topic)
         topic.apply(settings, indexes)
         parts.core.topics.settled(topic)
     parts.core.topics.version += 1
-    if swept:
-        parts.sweep.swept(draft)
     parts.background.rearm(enabled)
 
 

@@ -29,6 +29,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic, Topics
@@ -40,7 +41,7 @@ from sow_server.engine.stored import DUE, DUE_STORE_KEY, DUE_TOPIC_AT, EXPIRE_TI
 from sow_server.engine.values.model import NEVER
 
 READ_MAX: Final = 2000
-"""Entries read at a time: a sweep without a bound must not read all the entries that are not yet due."""
+"""Entries read at a time. A window that reads as many as it may hold would read many that are not yet due."""
 RECORDS_AT_ONCE: Final = 64
 """Records read at a time: a commit exceeds its bound in bytes by so many at most. It begins with `RECORDS_AT_FIRST`,
 as all may be of the largest size that is allowed."""
@@ -75,7 +76,7 @@ class Window:
 class Sweep:
     """Owns the floor and the time of the next entry. Used by the writer thread alone."""
 
-    __slots__ = ("_left", "_popped", "_rocks", "_topics", "_window", "floor", "next_due")
+    __slots__ = ("_left", "_rocks", "_topics", "_window", "floor", "next_due")
 
     def __init__(self, rocks: Rocks, topics: Topics) -> None:
         self._rocks = rocks
@@ -84,8 +85,6 @@ class Sweep:
         self.next_due = NEVER
         """When the next entry is due. May be too early, never too late; exact after a sweep."""
         self._window: Window | None = None
-        self._popped = 0
-        """So many entries of the window the commit that was staged last pops."""
         self._left = bool(self.floor)
         """After a start there may be popped entries below the floor: earlier versions left some."""
         self.next_due = self._peek()
@@ -101,14 +100,16 @@ class Sweep:
 
     def stage(self, draft: Draft, entries_max: int) -> int:
         """Adds the removal of due records to the draft, visiting at most `entries_max` entries. Returns the entries
-        visited. If `entries_max` is greater than any window, all due records are removed."""
+        visited: 0 if nothing is due."""
         window = self._window
-        if window is None or not window.entries or entries_max > WINDOW_ENTRIES:
-            window = self._window = self._read(draft, entries_max)
-        entries, found = self._take(draft, window, entries_max)
-        self._popped = len(entries)
-        if not entries:
+        if window is None:
+            window = self._read(draft, entries_max)
+        if not window.entries:
+            self.next_due = window.next_due
             return 0
+        self._window = window
+        entries, found = self._take(draft, window, entries_max)
+        draft.on_commit.append(partial(self._swept, draft, len(entries)))
         prefixes = {key[TOPIC] for key in found}
         for prefix in prefixes:
             topic = self._topics.by_id.get(unpack_u32(prefix))
@@ -122,12 +123,17 @@ class Sweep:
         self._clear(draft, window, entries)
         return len(entries)
 
+    def leaves_overdue(self, draft: Draft, visited: int) -> bool:
+        """True if records are overdue that the draft does not remove. `visited`: what `stage` has returned for it."""
+        window = self._window
+        return window is not None and (window.at + visited < len(window.entries) or window.next_due <= draft.now)
+
     def _take(self, draft: Draft, window: Window, entries_max: int) -> tuple[list[bytes], dict[bytes, bytes]]:
         """The next entries of the window, and the records that they are about, within the bound of a commit ([7])."""
         upto = min(window.at + entries_max, len(window.entries))
         found: dict[bytes, bytes] = {}
         at, size, at_once = window.at, 0, min(RECORDS_AT_FIRST, RECORDS_AT_ONCE)
-        while at < upto and (size < COMMIT_BYTES or entries_max > WINDOW_ENTRIES):
+        while at < upto and size < COMMIT_BYTES:
             keys = [entry[DUE_STORE_KEY] for entry in window.entries[at : min(at + at_once, upto)]]
             records = draft.read(keys)
             found.update(records)
@@ -148,7 +154,7 @@ class Sweep:
                 cursor.fill_keys(start, enough - due + 1, entries)
                 due = bisect.bisect_right(entries, draft.now_bytes, lo=due, hi=min(len(entries), enough), key=_TIME)
                 size += sum(map(len, entries[before:due]))
-                if size >= WINDOW_BYTES and entries_max <= WINDOW_ENTRIES:
+                if size >= WINDOW_BYTES:
                     break
                 if due == bound < len(entries) and entries[due][DUE] <= draft.now_bytes:
                     bound = max(bound, min(WINDOW_ENTRIES, WINDOW_COMMITS * entries_max))
@@ -200,18 +206,16 @@ class Sweep:
                 if now < value[EXPIRE_TIME] < _NEVER_BYTES:
                     draft.arm(unpack_i64(value[EXPIRE_TIME]), key)
 
-    def swept(self, draft: Draft) -> None:
-        """The sweep staged last has been committed."""
+    def _swept(self, draft: Draft, popped: int) -> None:
+        """The commit that pops so many entries of the window has been written."""
         window = self._window
         assert window is not None, "a sweep has been staged"
-        window.at += self._popped
+        window.at += popped
         if window.at == len(window.entries):
             self._window = None
-            if window.entries:
-                self.floor = window.came or window.end
-                self._left = False
+            self._left = False
+            self.floor = window.came or window.end
             self.next_due = min(window.next_due, draft.earliest)  # at once: others read it
-        self.committed(draft)
 
     def lower(self, draft: Draft) -> None:
         """Before any commit: if the batch puts an entry below the floor, it lowers the floor, too ([1])."""

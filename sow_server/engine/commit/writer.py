@@ -442,7 +442,6 @@ class Writer:
             return 0
         if visited and self.committer.write(draft, sync=False) is not None:
             return 0  # stalled or failed: tried again later, or never
-        self.sweep.swept(draft)
         if draft.expire_times:
             # Measured after the commit: the lag ends when the record is removed, not when the sweep reads it.
             now = self._clock.now_micros()

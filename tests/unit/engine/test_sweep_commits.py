@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.administration import expiration
 from sow_server.engine.commit import expiry
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.disk.rocks import EXPIRY, RECORDS, Batch
@@ -205,6 +206,40 @@ def test_entries_that_come_into_every_window_do_not_hold_it(tmp_path: Path, monk
         rounds += 1
         assert rounds < 100
     assert visited <= 2 * 200
+    rig.close()
+
+
+def test_a_change_of_settings_expires_what_falls_due_just_before_it_in_bounded_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L12, expiry [7]: as many records as there were went in one commit, with the settings."""
+    monkeypatch.setattr(expiration, "SWEEP_ROUND", 10)
+    monkeypatch.setattr(expiry, "COMMIT_BYTES", 2500)
+    monkeypatch.setattr(expiry, "RECORDS_AT_ONCE", 1)
+    rig = Rig(tmp_path)
+    rig.create_topic("orders")
+    load(rig, "orders", 25, SECOND)
+    for number in range(5):
+        rig.put("orders", f"large {number}", b"x" * 1000, ttl=SECOND + number)
+    rig.put("orders", "later", ttl=DAY)
+    rig.time.tick(2 * SECOND)
+    rocks = rig.store._rocks
+    write, removed = rocks.write, []
+
+    def counted(batch: Batch) -> None:
+        removed.append(len(batch.deletes[RECORDS]))
+        write(batch)
+
+    monkeypatch.setattr(rocks, "write", counted)
+    monkeypatch.setattr(rig.store.writer, "sweep_now", lambda *_: 0)
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    assert [count for count in removed if count] == [10, 10, 8, 2]
+    assert list(rig.stored("orders")) == [b"later"]
+    assert not rig.topic("orders").acts
+    monkeypatch.undo()
+    rig.alter_topic("orders", expiration=Expiration.ENABLED)
+    rig.time.tick(DAY)
+    assert rig.store.sweep() == 1
     rig.close()
 
 

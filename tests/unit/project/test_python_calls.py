@@ -53,7 +53,7 @@ CALLS: Final[dict[str, int]] = {
     "engine: touch a batch": 20_156,
     "engine: delete": 117,
     "engine: delete a batch": 2_183,
-    "engine: expire a batch": 194,
+    "engine: expire a batch": 193,
     "server: publish": 154,
     "server: publish a batch by a stream": 223,
     "server: get": 59,
