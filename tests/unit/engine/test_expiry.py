@@ -58,9 +58,7 @@ def test_records_not_yet_due_cost_a_sweep_nothing(rig: Rig) -> None:
     assert rig.store.sweep() == 1
 
 
-def test_a_sweep_does_not_read_entries_that_are_not_yet_due(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_does_not_read_entries_that_are_not_yet_due(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """L9, L14: disabling one topic must not read the expiry index of all the others in the writer's thread."""
     rig.create_topic("others")
     load(rig, "others", 100, DAY)
