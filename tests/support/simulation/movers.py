@@ -221,13 +221,26 @@ class Mover:
             raise Lost(f"{self.name}: {missing} of {request.topic} count as applied at {at.store.identity.name}")
 
     def check_known(self, at: Instance, request: Publish) -> None:
-        """A retry is a duplicate everywhere, unless another program has taken the id over. Raises Lost."""
+        """A retry is a duplicate everywhere, unless another program has taken the id over: who fences it passes on
+        nothing of it (rule F13). Raises Lost."""
+        if self._is_fenced(request):
+            return
         answers: list[Outcome | StoreError] = []
         store_of(at).submit_heard(replace(request, channel=None), answers.append)
         at.store.step()
         (answer,) = answers
         if isinstance(answer, Outcome) and answer.applied:
             raise Lost(f"{self.name}: {request.keys} was applied again at {at.store.identity.name}")
+
+    def _is_fenced(self, request: Publish) -> bool:
+        """True if an instance knows of a later epoch, or of an equal one that wins."""
+        position = request.publisher
+        assert position is not None, "all requests of a mover have one"
+        known = [
+            store_of(instance)._rig.store.writer.publishers.of_all_topics(position.publisher_id)
+            for instance in self.world.instances.values()
+        ]
+        return max([one.rank for one in known]) > (position.epoch, position.token)
 
 
 def keys_of(at: Instance, topic: str, keys: Iterable[str]) -> list[str]:
