@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Final
 
-from tests.support.servers.server import ROOT
+from tests.support.servers.server import ROOT, unmeasured
 
 MODULES_MAX: Final = 96
 """Of the project, so that one more is noticed. There were 99 when `sow` imported all of its subcommands, and the
@@ -53,7 +53,7 @@ def started(*arguments: str) -> tuple[str, list[str]]:
         capture_output=True,
         text=True,
         timeout=60,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])},
+        env=unmeasured() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "proto"), str(ROOT / "clients")])},
     )
     output, _, modules = done.stdout.rstrip("\n").rpartition("\n")
     return output, json.loads(modules)

@@ -131,7 +131,7 @@ def test_five_hundred_idle_connections_do_not_stop_a_scrape(tmp_path: Path) -> N
             assert page(endpoint, "/metrics")[0] == 200
             assert time.monotonic() - started < REQUEST_SECONDS
             assert server.sockets <= sockets + CONNECTIONS_MAX + 1
-            assert threads_of(server) == threads
+            assert threads_of(server) < threads + 16, "each connection had one; gRPC starts some when it likes"
             assert server.resident_bytes < resident + 16 * 2**20
             assert sum(map(is_open, idle)) <= CONNECTIONS_MAX
         assert not server.faults()

@@ -52,6 +52,11 @@ _running: set[ServerProcess] = set()
 _ended: dict[ServerProcess, None] = {}
 
 
+def unmeasured() -> dict[str, str]:
+    """The environment for a process whose imports a test looks at: coverage would import some itself."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_PROCESS_")}
+
+
 class DidNotStart(Exception):
     """The server ended instead of becoming ready. Has its exit code and its output."""
 

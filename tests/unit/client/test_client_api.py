@@ -22,6 +22,7 @@ from sow_client import (
     Publisher,
     Subscription,
 )
+from tests.support.servers.server import unmeasured
 
 PUBLIC = {
     "AccessDecision",
@@ -105,7 +106,7 @@ def test_importing_the_client_loads_no_library_that_few_programs_need() -> None:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return unmeasured() | {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def _public(kind: type) -> set[str]:
