@@ -14,7 +14,6 @@ import pytest
 
 from sow_client import _lease_core
 from sow_client._lease_core import Held, Joining, LeaseCore
-from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.values.model import Durability, Lifetime, LifetimeKind, Touch, TouchOnly
 from sow_server.services.wire import convert
 from tests.property.test_replication_simulation import differing, edges, fault
@@ -24,7 +23,7 @@ from tests.support.simulation.lease_clients import simulated_leases
 from tests.support.simulation.movers import set_apart
 from tests.support.simulation.replica_rocks import stores_in
 from tests.support.simulation.replica_rows import SECOND, Make
-from tests.support.simulation.replica_world import World
+from tests.support.simulation.replica_world import World, options_of
 from tests.support.simulation.resumers import store_of
 
 pytestmark = pytest.mark.simulation
@@ -41,14 +40,7 @@ def build(seed: int, make: Make) -> tuple[World, list[Holder]]:
     links = edges("mesh", names)
     print(f"seed {seed}: mesh of {len(names)}, leases")
     for name in names:
-        options = NodeOptions(
-            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
-            accept=tuple(a for a, b in links if b == name),
-            tombstone_grace_micros=10_000 * SECOND,
-            settle_micros=10 * SECOND,
-            seed_bytes_max=draw.choice([1, 100_000]),
-            cursor_sequences_max=draw.choice([3, 1000]),
-        )
+        options = options_of(name, links, draw, seed_bytes=(1, 100_000))
         world.add(name, options, offset=draw.choice([0, draw.randint(-SECOND, SECOND)]))
     instances = list(world.instances.values())
     for instance in instances:

@@ -16,7 +16,6 @@ from typing import Any, Final, TypeAlias
 import pytest
 
 from sow_peering import NOTHING_PURGED, InstanceIdentity, PublisherMark, SeedRange
-from sow_replication.options import NodeOptions, PeerOptions
 from sow_server.engine.commit.publishers import Publisher
 from sow_server.engine.commit.told import TOLD_OF_PEER_MAX, Told
 from tests.property.test_replication_commands import change, link
@@ -25,7 +24,7 @@ from tests.support.oracles.examples import lives
 from tests.support.simulation.movers import Lost, Mover, divide, set_apart
 from tests.support.simulation.replica_rocks import stores_in
 from tests.support.simulation.replica_rows import SECOND, Backup, Make
-from tests.support.simulation.replica_world import Instance, World
+from tests.support.simulation.replica_world import Instance, World, options_of
 from tests.support.simulation.resumers import store_of
 
 pytestmark = pytest.mark.simulation
@@ -46,14 +45,7 @@ def build(seed: int, make: Make) -> tuple[World, list[Mover]]:
     links = edges(shape, names)
     print(f"seed {seed}: {shape} of {len(names)}, publishers")
     for name in names:
-        options = NodeOptions(
-            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
-            accept=tuple(a for a, b in links if b == name),
-            tombstone_grace_micros=10_000 * SECOND,
-            settle_micros=10 * SECOND,
-            seed_bytes_max=draw.choice([1, 100_000]),
-            cursor_sequences_max=draw.choice([3, 1000]),
-        )
+        options = options_of(name, links, draw, seed_bytes=(1, 100_000))
         world.add(name, options)
     instances = list(world.instances.values())
     for instance in instances:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sow_replication.options import NodeOptions, PeerOptions
 from tests.property.test_replication_simulation import edges, fault, write
 from tests.support.oracles.examples import lives
 from tests.support.simulation.replica_rocks import stores_in
 from tests.support.simulation.replica_rows import SECOND, Make
-from tests.support.simulation.replica_world import World
+from tests.support.simulation.replica_world import World, options_of
 from tests.support.simulation.resumers import KINDS, Kind, Resumer
 
 pytestmark = pytest.mark.simulation
@@ -39,14 +38,7 @@ def build(seed: int, make: Make, kinds: Sequence[Kind]) -> tuple[World, list[Res
     links = edges(shape, names)
     print(f"seed {seed}: {shape} of {len(names)}, subscribers")
     for name in names:
-        options = NodeOptions(
-            peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
-            accept=tuple(a for a, b in links if b == name),
-            tombstone_grace_micros=10_000 * SECOND,
-            settle_micros=10 * SECOND,
-            seed_bytes_max=draw.choice([1, 200, 100_000]),
-            cursor_sequences_max=draw.choice([3, 1000]),
-        )
+        options = options_of(name, links, draw)
         world.add(name, options, offset=draw.randint(-4 * SECOND, 4 * SECOND))
     for instance in world.instances.values():
         for topic in ("T", "U"):

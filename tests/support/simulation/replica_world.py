@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -507,3 +507,17 @@ def _seeded(receiver: Receiver) -> frozenset[str]:
 
 def _copy(message: M) -> M:
     return type(message).FromString(message.SerializeToString())
+
+
+def options_of(
+    name: str, links: Sequence[tuple[str, str]], draw: random.Random, *, seed_bytes: Sequence[int] = (1, 200, 100_000)
+) -> NodeOptions:
+    """The options of an instance that has these links. Some seeds go in small pieces, some cursors are stored often."""
+    return NodeOptions(
+        peers=tuple(PeerOptions(b, b) for a, b in links if a == name),
+        accept=tuple(a for a, b in links if b == name),
+        tombstone_grace_micros=10_000 * SECOND,
+        settle_micros=10 * SECOND,
+        seed_bytes_max=draw.choice(seed_bytes),
+        cursor_sequences_max=draw.choice([3, 1000]),
+    )
