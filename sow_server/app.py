@@ -199,7 +199,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
 
 def _warn_of_settings(topics: Topics) -> None:
     for topic in list(topics.by_id.values()):
-        for warning in policies.warnings(topic.settings):
+        for warning in (*policies.warnings(topic.settings), *topic.above_caps):
             log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 

@@ -566,6 +566,11 @@ def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
     entries = GaugeMetricFamily("sow_journal_entries", "Changes in the retained journal.", labels=["topic"])
     dead = GaugeMetricFamily("sow_tombstones", "Tombstones kept for peers, not yet purged.", labels=["topic"])
     families = (live, late, stored, journal_bytes, entries, dead)
+    caps = GaugeMetricFamily("sow_records_max", "The topic's max_records.", labels=["topic"])
+    size_caps = GaugeMetricFamily("sow_records_bytes_max", "The topic's max_stored_bytes.", labels=["topic"])
+    full = CounterMetricFamily(
+        "sow_topic_full_refusals", "Records that were refused because the topic was full.", labels=["topic"]
+    )
     others = [0] * len(families)
     for index, topic in enumerate(topics):
         figures = topic.statistics
@@ -581,9 +586,15 @@ def _topic_metrics(store: StoreFigures) -> Iterator[Metric]:
         if index < TOPICS_MAX:
             for family, value in zip(families, values, strict=True):
                 family.add_metric([topic.name], value)
+            if topic.settings.max_records is not None:
+                caps.add_metric([topic.name], topic.settings.max_records)
+            if topic.settings.max_stored_bytes is not None:
+                size_caps.add_metric([topic.name], topic.settings.max_stored_bytes)
+            if topic.caps is not None:
+                full.add_metric([topic.name], topic.full_refusals)
         else:
             others = [total + value for total, value in zip(others, values, strict=True)]
     if len(topics) > TOPICS_MAX:
         for family, total in zip(families, others, strict=True):
             family.add_metric([OTHER_TOPICS], total)
-    yield from families
+    yield from (*families, caps, size_caps, full)

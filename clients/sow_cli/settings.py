@@ -52,6 +52,8 @@ class PolicyOptions(TypedDict):
     dead_letter_by_key: bool | None
     on_missing: str | None
     replicate_durables: bool | None
+    max_records: int | str | None
+    max_stored_bytes: int | str | None
 
 
 class TopicOptions(PolicyOptions):
@@ -217,6 +219,18 @@ _POLICY_OPTIONS: Final = (
         default=None,
         help="Whether peers know the durables of the topic, so that consumers go on there; default no. Durables that "
         "are replicated stay so.",
+    ),
+    click.option(
+        "--max-records",
+        type=arguments.entries,
+        metavar="N|none",
+        help="A publish that would add a record beyond this number is refused with TOPIC_FULL.",
+    ),
+    click.option(
+        "--max-stored-bytes",
+        type=arguments.size,
+        metavar=_SIZE,
+        help="A publish that would let keys and payloads of the records grow beyond this is refused likewise.",
     ),
 )
 

@@ -50,6 +50,7 @@ _NAMES: Final = (
     "backlog_entries",
     "slowest_durable",
     "tombstones",
+    "full_refusals",
 )
 
 
@@ -342,6 +343,7 @@ def _facts(topic: Topic) -> list[Fact]:
             in_lists=False,
         ),
         Fact("tombstones", figures.tombstones, display.count(figures.tombstones), in_lists=False),
+        Fact("full_refusals", figures.full_refusals, display.count(figures.full_refusals), in_lists=False),
         set_by,
     ]
 

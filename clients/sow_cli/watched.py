@@ -16,6 +16,8 @@ from sow_client import Client, Figures
 HEAD_EVERY: Final = 20
 """Lines after which the head of the table is written again."""
 TOPICS_SHOWN: Final = 3
+NEARLY_FULL: Final = 0.9
+"""The share of a cap of a topic from which on it is shown, as `SowTopicNearlyFull` is raised."""
 _MICROSECOND: Final = timedelta(microseconds=1)
 _HEAD: Final = "time      changes/s  expired/s    queue  subscr  behind  overdue      lag  busiest topics"
 
@@ -51,6 +53,7 @@ def _row(figures: Figures) -> str:
         for one in figures.topics[:TOPICS_SHOWN]
         if one.changes_per_second > 0
     ]
+    busy += [f"{display.safe(one.topic)} {one.filled:.0%} full" for one in figures.topics if one.filled >= NEARLY_FULL]
     cells = (
         f"{figures.as_of.astimezone(UTC):%H:%M:%S}",
         f"{'-' if first else format(figures.changes_per_second, ',.0f'):>10}",

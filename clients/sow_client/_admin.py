@@ -71,6 +71,7 @@ def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:
         backlog_entries=values.backlog_entries,
         backlog_age=values.backlog_age.ToTimedelta() if values.HasField("backlog_age") else None,
         tombstones=values.tombstones,
+        full_refusals=values.full_refusals,
     )
 
 

@@ -32,6 +32,7 @@ again."""
 
 _EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
 _REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
+_CAPS: Final = ("max_records", "max_stored_bytes")
 _SETTINGS: Final = (
     "index",
     "max_age",
@@ -70,8 +71,15 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
         **_PARAMETERS,
     },
     sow_pb2.TouchRequest: dict.fromkeys((_REPLICATED, "only", "atomic", "versions"), 2),
-    admin_pb2.CreateTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
-    admin_pb2.AlterTopicRequest: {f"settings.{name}": 2 for name in _SETTINGS},
+    admin_pb2.CreateTopicRequest: {
+        **{f"settings.{name}": 2 for name in _SETTINGS},
+        **{f"settings.{name}": 3 for name in _CAPS},
+    },
+    admin_pb2.AlterTopicRequest: {
+        **{f"settings.{name}": 2 for name in _SETTINGS},
+        **{f"settings.{name}": 3 for name in _CAPS},
+    },
+    admin_pb2.SetPolicyRequest: {f"policy.topic.{name}": 3 for name in _CAPS},
     admin_pb2.RestampRequest: _PARAMETERS,
     snapshot_pb2.OpenExportRequest: _PARAMETERS,
     snapshot_pb2.ReadChangesRequest: _PARAMETERS,

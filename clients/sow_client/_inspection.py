@@ -154,6 +154,9 @@ class TopicFigures:
     changes_per_second: float
     """The rate of changes of its journal; 0 without one."""
     bytes_per_second: float
+    filled: float = 0.0
+    """Its records by `max_records`, or their bytes by `max_stored_bytes`, the greater one: 1 is full. 0: no cap.
+    Rule: T7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,7 @@ def figures(response: admin_pb2.WatchFiguresResponse) -> Figures:
                 one.journal_entries,
                 one.changes_per_second,
                 one.bytes_per_second,
+                one.filled,
             )
             for one in response.topics
         ),

@@ -66,6 +66,8 @@ class TopicStatistics:
     """The slowest durable, which has acknowledged least. Empty: there are no durables."""
     backlog_entries: int = 0
     """Its unacknowledged entries, counted before its filter."""
+    full_refusals: int = 0
+    """Records refused with TOPIC_FULL since the server's start. Rule: T7."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class TopicSettingsArguments(TypedDict, total=False):
     dead_letter_by_key: bool | None
     on_missing: OnMissingName | None
     replicate_durables: bool | None
+    max_records: Count | None
+    max_stored_bytes: Size | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,10 @@ class TopicSettings:
     """The treatment of dead letters while their target does not exist; "retain" by default. Rule: T3."""
     replicate_durables: bool | None = None
     """True: its durables are known at the peers, too. Rule: F14."""
+    max_records: Count | None = None
+    """A publish that would add a record beyond this number is refused (TOPIC_FULL). -1: no limit. Rule: T6."""
+    max_stored_bytes: Size | None = None
+    """The same for bytes of the keys and payloads of the records. -1: no limit. Rule: T6."""
 
     def __post_init__(self) -> None:
         _normalise(self)

@@ -44,6 +44,8 @@ _NUMBERS: Final = (
     "backlog_quota_bytes",
     "backlog_quota_entries",
     "delivery_limit",
+    "max_records",
+    "max_stored_bytes",
 )
 _FLAGS: Final = (
     "journal",

@@ -256,6 +256,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "DURABLE_DIFFERS": FailedPrecondition,
     "POLICY_NOT_FOUND": NotFound,
     "BACKLOG_QUOTA_EXCEEDED": ResourceExhausted,
+    "TOPIC_FULL": ResourceExhausted,
     "REPLICATION_UNAVAILABLE": ReplicationUnavailable,
     "PEER_NOT_FOUND": NotFound,
     "PEER_NOT_ACCEPTED": PermissionDenied,

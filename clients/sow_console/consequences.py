@@ -60,7 +60,7 @@ def parsed(setting: str, text: str) -> Any:  # of the type that the setting has
         return () if text == _NONE else tuple(text.split())
     if text == _NONE:
         return "" if setting == "dead_letter" else None
-    if (setting.endswith(("_bytes", "_entries", "_limit"))) and text.isdecimal():
+    if (setting.endswith(("_bytes", "_entries", "_limit", "_records"))) and text.isdecimal():
         value = int(text)
     settings = TopicSettings(**{"expiration" if setting == "default_ttl" else setting: value})  # type: ignore[arg-type]  # one of its fields
     return getattr(settings, "expiration" if setting == "default_ttl" else setting)
@@ -90,6 +90,8 @@ async def follows(client: AsyncClient, topic: Topic, setting: str, value: object
         return await told.durables(setting, value)
     if setting == "index":
         return told.index(value)
+    if setting in ("max_records", "max_stored_bytes"):
+        return told.caps(setting, value)
     if setting in ("dead_letter", "dead_letter_by_key", "on_missing"):
         return await told.letters(setting, value)
     if setting in ("idle_ttl", "auto_delete"):
@@ -205,6 +207,22 @@ class _Telling:
             "evict": "the oldest entries are evicted", "conflate": "the backlog is replaced by a snapshot",
         }[action]  # fmt: skip
         return [f"Beyond it now: {', '.join(over)}. So {effect} at once ({action})."]
+
+    def caps(self, setting: str, value: object) -> list[str]:
+        figures = self._topic.statistics
+        if figures is None:
+            return []
+        of_records = setting == "max_records"
+        stored = figures.live_records + figures.overdue_records if of_records else figures.stored_bytes
+        shown = f"{stored:,} records" if of_records else texts.size(stored)
+        told = [f"The topic has {shown} now; none is removed."]
+        if not isinstance(value, int) or value < 0:
+            told.append("Publishes may add any number of them.")
+        elif stored > value:
+            told.append("That is more than this: publishes that add are refused at once (TOPIC_FULL).")
+        else:
+            told.append("Publishes that add beyond it are refused (TOPIC_FULL).")
+        return told
 
     def index(self, value: object) -> list[str]:
         wanted = set(value) if isinstance(value, tuple) else set()

@@ -476,6 +476,8 @@ class DefaultsForm:
     dead_letter_by_key: bool = _flag(_TOPIC.dead_letter_by_key)
     on_missing: OnMissing = _named(_TOPIC.on_missing)
     replicate_durables: bool = _flag(_TOPIC.replicate_durables)
+    max_records: int | None = _limit(Count(0, DURATION_MICROS_MAX))
+    max_stored_bytes: int | None = _knob(None, MayBeAbsent(_LARGE), key="max_stored_bytes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,14 @@ from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.stored import read_header
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import StoreError
-from sow_server.engine.values.policies import Declared, Policy, declared_warnings, planned_journal_bytes, warnings
+from sow_server.engine.values.policies import (
+    CAPS,
+    Declared,
+    Policy,
+    declared_warnings,
+    planned_journal_bytes,
+    warnings,
+)
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
@@ -72,9 +79,11 @@ class AdminService:
             request.name, lambda before: settings_convert.altered(before, given, paths)
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
-        return admin_pb2.AlterTopicResponse(
-            topic=settings_convert.topic(self._durable_commits, altered), warnings=warnings(altered.settings)
-        )
+        found = warnings(altered.settings)
+        if self._figures_told(call, altered):
+            found += altered.above_caps
+        message = settings_convert.topic(self._durable_commits, altered)
+        return admin_pb2.AlterTopicResponse(topic=message, warnings=found)
 
     async def DescribeTopic(
         self, request: admin_pb2.DescribeTopicRequest, call: Call
@@ -122,7 +131,12 @@ class AdminService:
         policy = await self._administration.set_policy(given)
         log.info("policy_set", policy=policy.name, operator=policy.operator, pattern=policy.pattern)
         (message,) = await self._read(lambda: self._policies([policy]))
-        return admin_pb2.SetPolicyResponse(policy=message, warnings=declared_warnings(policy))
+        found = declared_warnings(policy)
+        if not set(CAPS).isdisjoint(policy.settings):
+            full = sum(bool(topic.above_caps) for topic in call.topics() if self._figures_told(call, topic))
+            if full:
+                found.append(f"{full} of the topics have more than their caps now; see rule T7")
+        return admin_pb2.SetPolicyResponse(policy=message, warnings=found)
 
     async def GetPolicy(self, request: admin_pb2.GetPolicyRequest, call: Call) -> admin_pb2.GetPolicyResponse:
         policy = self._administration.policies.find(request.name, operator=request.operator)

@@ -152,6 +152,7 @@ class Figures:
                 journal_entries=topic.statistics.journal_entries,
                 changes_per_second=changes,
                 bytes_per_second=size,
+                filled=topic.filled,
             )
             for changes, size, topic in rates[: self._topics_max]
         ]

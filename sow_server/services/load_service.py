@@ -206,7 +206,11 @@ class LoadService:
             )
         self._owned(call, request.load_id)
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
-        committed = self._loads.commit(request.load_id, parts)
+        content = None
+        if self._loads.may_be_too_large(request.load_id, parts):
+            run = asyncio.get_running_loop().run_in_executor
+            content = await run(self._readers, self._loads.content, request.load_id, parts)
+        committed = self._loads.commit(request.load_id, parts, content)
         committed.then(lambda _: self._jobs.wake())  # also if the caller has gone meanwhile
         load = await committed
         while True:

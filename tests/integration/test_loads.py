@@ -1,4 +1,4 @@
-"""Loads over the wire: what both clients get, and what bad requests are told."""
+"""Loads over the wire: what both clients get, and what bad requests are told. And full topics, whose loads are such."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import json
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import grpc
 import pytest
 
 from sow.v1 import load_pb2, load_pb2_grpc, types_pb2
-from sow_client import AsyncClient, Client, LoadPart, SowError
+from sow_client import AsyncClient, Client, LoadPart, PublishFailed, Refusal, ResourceExhausted, SowError
 from sow_client._statuses import error_of_status
 from tests.support.servers.proxy import Proxy
-from tests.support.servers.server import ServerProcess, until
+from tests.support.servers.server import ServerProcess, reason_of, until
 from tests.support.simulation.clients import Connect, connect
 
 CONFIG = """
@@ -30,6 +31,7 @@ loads_max = 2
 """
 
 __all__ = ["connect"]  # a fixture
+_numbers = count()
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +177,30 @@ def test_refusals_of_bad_requests_name_the_field(client: Client) -> None:
     )
     client.open_load("t")
     assert refused(client, "OpenLoad", load_pb2.OpenLoadRequest(topic="t"))[0] == "OVERLOADED"
+
+
+def test_a_full_topic_refuses_what_would_let_it_grow(client: Client) -> None:
+    """T6, T7: one record, many, a stream, a load. No client tries again by itself."""
+    topic = f"full-{next(_numbers)}"
+    client.create_topic(topic, max_records=2)
+    client.publish_many(topic, [{}, {}], keys=["1", "2"])
+    with pytest.raises(ResourceExhausted, match="is full, max_records has no room for this record") as refused:
+        client.publish(topic, {}, key="3")
+    assert (refused.value.reason, refused.value.retry_after) == ("TOPIC_FULL", None)
+    results = client.publish_many(topic, [{"n": 1}, {}], keys=["1", "3"], refusals="return")
+    assert [isinstance(one, Refusal) and one.reason for one in results] == [False, "TOPIC_FULL"]
+    publisher = client.publisher(topic)
+    for key in ("3", "2", "1"):
+        publisher.publish({"n": 2}, key=key)
+    with pytest.raises(PublishFailed) as failed:
+        publisher.close()
+    assert [(one.index, one.reason) for one in failed.value.refusals] == [(0, "TOPIC_FULL")]
+    assert publisher.applied == 2
+    load = client.open_load(topic)
+    with client.stage_load(load.id, 0, 1) as stager:
+        stager.stage([b"{}"] * 3, keys=["a", "b", "c"])
+    assert reason_of(lambda: list(client.commit_load(load.id, [stager.part()]))) == "TOPIC_FULL"
+    described = client.describe_topic(topic)
+    assert described.statistics is not None
+    assert (described.statistics.live_records, described.statistics.full_refusals) == (2, 3)
+    assert client.alter_topic(topic, max_records=1).warnings[0].startswith("max_records: is 1")

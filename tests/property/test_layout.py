@@ -34,7 +34,7 @@ from sow_server.engine.stored import (
     header_columns,
     header_start,
     i64,
-    payload_bytes_total,
+    payload_bytes_each,
     read_header,
     record,
     sequences,
@@ -99,7 +99,7 @@ def test_header_columns_equal_the_headers_of_the_records(values: list[bytes]) ->
     assert list(rows) == [record(b"", value)[2:] for value in values]
     heads = [value[:HEADER_BYTES] for value in values]
     assert list(sequences([*heads, None])) == [*columns.sequence, 0]
-    assert payload_bytes_total(heads) == sum(len(value) - HEADER_BYTES for value in values)
+    assert sum(payload_bytes_each(heads)) == sum(len(value) - HEADER_BYTES for value in values)
 
 
 def columns(count: int) -> st.SearchStrategy[list[int]]:

@@ -48,6 +48,8 @@ class TopicLine:
     changes_per_second: float | None
     """None: the person lacks `observe`."""
     expiration: str
+    filled: float = 0.0
+    """Its content by its caps: 1 is full. 0: it has none, or the person may not see its figures."""
 
 
 async def facts(view: View) -> Facts:
@@ -153,4 +155,13 @@ def _link_alarms(view: View, figures: Figures | None) -> list[tuple[str, str]]:
 def _line(topic: Topic, figures: Figures | None) -> TopicLine:
     rates = {one.topic: one.changes_per_second for one in figures.topics} if figures else {}
     rate = rates.get(topic.name) if figures else None
-    return TopicLine(topic.name, topic.statistics, rate, str(topic.settings.expiration))
+    return TopicLine(topic.name, topic.statistics, rate, str(topic.settings.expiration), filled(topic))
+
+
+def filled(topic: Topic) -> float:
+    """The content of a topic by its caps, the nearer one: 1 is full. 0: it has none, or no figures are told."""
+    figures, records, size = topic.statistics, topic.settings.max_records, topic.settings.max_stored_bytes
+    if figures is None:
+        return 0.0
+    stored = (figures.live_records + figures.overdue_records, records), (figures.stored_bytes, size)
+    return max([value / cap for value, cap in stored if isinstance(cap, int) and cap > 0], default=0.0)

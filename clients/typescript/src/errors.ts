@@ -215,6 +215,7 @@ export const CLASS_OF_REASON: Readonly<Record<string, ErrorClass>> = {
   DURABLE_DETACHED: Aborted,
   DURABLE_DIFFERS: FailedPrecondition,
   BACKLOG_QUOTA_EXCEEDED: ResourceExhausted,
+  TOPIC_FULL: ResourceExhausted,
   POLICY_NOT_FOUND: NotFound,
   REPLICATION_UNAVAILABLE: ReplicationUnavailable,
   PEER_NOT_FOUND: NotFound,

@@ -20,7 +20,8 @@ export const UNDESCRIBED = 1;
 
 const PUBLISH = { "ttl_mode=3": 2, "durability=3": 2, delta: 2, unset_paths: 2 };
 const PARAMETERS = { parameters: 3 };
-const SETTINGS = Object.fromEntries(
+const CAPS = ["max_records", "max_stored_bytes"];
+const SETTINGS: Record<string, number> = Object.fromEntries(
   [
     "index",
     "max_age",
@@ -43,6 +44,7 @@ const SETTINGS = Object.fromEntries(
     "on_missing",
   ].map((name) => [`settings.${name}`, 2]),
 );
+for (const name of CAPS) SETTINGS[`settings.${name}`] = 3;
 
 /** By request: the path of a field, perhaps with its value, and the first contract that has it. */
 export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> = {
@@ -55,6 +57,7 @@ export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> 
   "sow.v1.TouchRequest": { "durability=3": 2, only: 2, atomic: 2, versions: 2 },
   "sow.v1.CreateTopicRequest": SETTINGS,
   "sow.v1.AlterTopicRequest": SETTINGS,
+  "sow.v1.SetPolicyRequest": Object.fromEntries(CAPS.map((name) => [`policy.topic.${name}`, 3])),
   "sow.v1.RestampRequest": PARAMETERS,
   "sow.v1.OpenExportRequest": PARAMETERS,
   "sow.v1.ReadChangesRequest": PARAMETERS,

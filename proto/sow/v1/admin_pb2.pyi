@@ -232,6 +232,8 @@ class TopicSettings(_message.Message):
     BACKLOG_QUOTA_ENTRIES_FIELD_NUMBER: _builtins.int
     DELIVERY_LIMIT_FIELD_NUMBER: _builtins.int
     REPLICATE_DURABLES_FIELD_NUMBER: _builtins.int
+    MAX_RECORDS_FIELD_NUMBER: _builtins.int
+    MAX_STORED_BYTES_FIELD_NUMBER: _builtins.int
     message_type: Global___MessageType.ValueType
     """Encoding of the payloads. Changes only while the topic is empty."""
     expiration: Global___Expiration.ValueType
@@ -272,6 +274,12 @@ class TopicSettings(_message.Message):
     """
     replicate_durables: _builtins.bool
     """true: the durables of the topic are known at the peers, too (rule F14). Unset: false."""
+    max_records: _builtins.int
+    """A publish that would add a record beyond this number is refused with TOPIC_FULL (rule T6). Unset or -1: no limit."""
+    max_stored_bytes: _builtins.int
+    """A publish that would let the keys and payloads of the records grow beyond so many bytes is refused likewise. Unset
+    or -1: no limit.
+    """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Key paths such as `/carrier`; empty: publishers supply the key. Changes only while the topic is empty."""
@@ -353,10 +361,12 @@ class TopicSettings(_message.Message):
         backlog_quota_entries: _builtins.int | None = ...,
         delivery_limit: _builtins.int | None = ...,
         replicate_durables: _builtins.bool | None = ...,
+        max_records: _builtins.int | None = ...,
+        max_stored_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_max_records", b"_max_records", "_max_stored_bytes", b"_max_stored_bytes", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "idle_ttl", b"idle_ttl", "journal", b"journal", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_records", b"max_records", "max_stored_bytes", b"max_stored_bytes", "max_ttl", b"max_ttl", "min_ttl", b"min_ttl", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete", "_backlog_quota_bytes", b"_backlog_quota_bytes", "_backlog_quota_entries", b"_backlog_quota_entries", "_dead_letter_by_key", b"_dead_letter_by_key", "_delivery_limit", b"_delivery_limit", "_journal", b"_journal", "_max_bytes", b"_max_bytes", "_max_entries", b"_max_entries", "_max_records", b"_max_records", "_max_stored_bytes", b"_max_stored_bytes", "_only_if_empty", b"_only_if_empty", "_publish_is_use", b"_publish_is_use", "_replicate_durables", b"_replicate_durables", "_retain_bytes", b"_retain_bytes", "auto_delete", b"auto_delete", "backlog_action", b"backlog_action", "backlog_quota_age", b"backlog_quota_age", "backlog_quota_bytes", b"backlog_quota_bytes", "backlog_quota_entries", b"backlog_quota_entries", "backlog_ttl", b"backlog_ttl", "dead_letter", b"dead_letter", "dead_letter_by_key", b"dead_letter_by_key", "default_ttl", b"default_ttl", "delivery_limit", b"delivery_limit", "durable_idle_ttl", b"durable_idle_ttl", "expiration", b"expiration", "fix_separator", b"fix_separator", "idle_ttl", b"idle_ttl", "index", b"index", "journal", b"journal", "key", b"key", "max_age", b"max_age", "max_bytes", b"max_bytes", "max_entries", b"max_entries", "max_records", b"max_records", "max_stored_bytes", b"max_stored_bytes", "max_ttl", b"max_ttl", "message_type", b"message_type", "min_ttl", b"min_ttl", "on_missing", b"on_missing", "only_if_empty", b"only_if_empty", "publish_is_use", b"publish_is_use", "replicate_durables", b"replicate_durables", "retain_bytes", b"retain_bytes", "retain_time", b"retain_time", "retain_time_unlimited", b"retain_time_unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__auto_delete: _TypeAlias = _typing.Literal["auto_delete"]  # noqa: Y015
     _WhichOneofArgType__auto_delete: _TypeAlias = _typing.Literal["_auto_delete", b"_auto_delete"]  # noqa: Y015
@@ -374,6 +384,10 @@ class TopicSettings(_message.Message):
     _WhichOneofArgType__max_bytes: _TypeAlias = _typing.Literal["_max_bytes", b"_max_bytes"]  # noqa: Y015
     _WhichOneofReturnType__max_entries: _TypeAlias = _typing.Literal["max_entries"]  # noqa: Y015
     _WhichOneofArgType__max_entries: _TypeAlias = _typing.Literal["_max_entries", b"_max_entries"]  # noqa: Y015
+    _WhichOneofReturnType__max_records: _TypeAlias = _typing.Literal["max_records"]  # noqa: Y015
+    _WhichOneofArgType__max_records: _TypeAlias = _typing.Literal["_max_records", b"_max_records"]  # noqa: Y015
+    _WhichOneofReturnType__max_stored_bytes: _TypeAlias = _typing.Literal["max_stored_bytes"]  # noqa: Y015
+    _WhichOneofArgType__max_stored_bytes: _TypeAlias = _typing.Literal["_max_stored_bytes", b"_max_stored_bytes"]  # noqa: Y015
     _WhichOneofReturnType__only_if_empty: _TypeAlias = _typing.Literal["only_if_empty"]  # noqa: Y015
     _WhichOneofArgType__only_if_empty: _TypeAlias = _typing.Literal["_only_if_empty", b"_only_if_empty"]  # noqa: Y015
     _WhichOneofReturnType__publish_is_use: _TypeAlias = _typing.Literal["publish_is_use"]  # noqa: Y015
@@ -398,6 +412,10 @@ class TopicSettings(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_bytes) -> _WhichOneofReturnType__max_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_entries) -> _WhichOneofReturnType__max_entries | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_records) -> _WhichOneofReturnType__max_records | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_stored_bytes) -> _WhichOneofReturnType__max_stored_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__only_if_empty) -> _WhichOneofReturnType__only_if_empty | None: ...
     @_typing.overload
@@ -483,6 +501,7 @@ class TopicStatistics(_message.Message):
     TOMBSTONES_FIELD_NUMBER: _builtins.int
     SLOWEST_DURABLE_FIELD_NUMBER: _builtins.int
     BACKLOG_ENTRIES_FIELD_NUMBER: _builtins.int
+    FULL_REFUSALS_FIELD_NUMBER: _builtins.int
     live_records: _builtins.int
     """Live records."""
     stored_bytes: _builtins.int
@@ -505,6 +524,8 @@ class TopicStatistics(_message.Message):
     """The slowest durable, which has acknowledged least. Empty: there are no durables."""
     backlog_entries: _builtins.int
     """Entries that it leaves unacknowledged, before its filter."""
+    full_refusals: _builtins.int
+    """Records refused with TOPIC_FULL since the server's start (rule T7)."""
     @_builtins.property
     def backlog_age(self) -> _duration_pb2.Duration:
         """Age of the oldest unacknowledged entry. Unset: there is none."""
@@ -524,10 +545,11 @@ class TopicStatistics(_message.Message):
         tombstones: _builtins.int = ...,
         slowest_durable: _builtins.str = ...,
         backlog_entries: _builtins.int = ...,
+        full_refusals: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "backlog_entries", b"backlog_entries", "durables", b"durables", "floor_sequence", b"floor_sequence", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "slowest_durable", b"slowest_durable", "stored_bytes", b"stored_bytes", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_age", b"backlog_age", "backlog_bytes", b"backlog_bytes", "backlog_entries", b"backlog_entries", "durables", b"durables", "floor_sequence", b"floor_sequence", "full_refusals", b"full_refusals", "journal_bytes", b"journal_bytes", "journal_entries", b"journal_entries", "live_records", b"live_records", "overdue_records", b"overdue_records", "slowest_durable", b"slowest_durable", "stored_bytes", b"stored_bytes", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1482,6 +1504,7 @@ class TopicFigures(_message.Message):
     JOURNAL_ENTRIES_FIELD_NUMBER: _builtins.int
     CHANGES_PER_SECOND_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    FILLED_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """Its name."""
     records: _builtins.int
@@ -1494,6 +1517,8 @@ class TopicFigures(_message.Message):
     """Changes journaled in a second. 0 without a journal."""
     bytes_per_second: _builtins.float
     """Bytes journaled in a second."""
+    filled: _builtins.float
+    """Stored records by `max_records`, or their bytes by `max_stored_bytes`, the greater one: 1 is full. 0: no cap."""
     def __init__(
         self,
         *,
@@ -1503,10 +1528,11 @@ class TopicFigures(_message.Message):
         journal_entries: _builtins.int = ...,
         changes_per_second: _builtins.float = ...,
         bytes_per_second: _builtins.float = ...,
+        filled: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "changes_per_second", b"changes_per_second", "journal_entries", b"journal_entries", "record_bytes", b"record_bytes", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "changes_per_second", b"changes_per_second", "filled", b"filled", "journal_entries", b"journal_entries", "record_bytes", b"record_bytes", "records", b"records", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

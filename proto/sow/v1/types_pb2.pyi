@@ -305,6 +305,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """This instance does not have the position yet that the read asks for (F10). The error may pass."""
     ERROR_REASON_PEER_EXISTS: _ErrorReason.ValueType  # 88
     """A peer of this name was added before (R14)."""
+    ERROR_REASON_TOPIC_FULL: _ErrorReason.ValueType  # 89
+    """The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -495,6 +497,8 @@ ERROR_REASON_BEHIND: ErrorReason.ValueType  # 83
 """This instance does not have the position yet that the read asks for (F10). The error may pass."""
 ERROR_REASON_PEER_EXISTS: ErrorReason.ValueType  # 88
 """A peer of this name was added before (R14)."""
+ERROR_REASON_TOPIC_FULL: ErrorReason.ValueType  # 89
+"""The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -74,12 +74,14 @@ class Topic:
         "_loads",
         "_replicated",
         "acts",
+        "caps",
         "create_time_micros",
         "declaration",
         "decode_indexed",
         "derive_keys",
         "followers",
         "format",
+        "full_refusals",
         "hears_removals",
         "id",
         "indexes",
@@ -129,6 +131,8 @@ class Topic:
         """True if a feature adds to the commits that remove records: a topic without one pays nothing for it."""
         self.last_use_micros = create_time_micros
         """When the topic was last used, as far as the store remembers: since its start (rule T1). Set on any thread."""
+        self.full_refusals = 0
+        """Records that were refused because the topic was full, since the start (rule T6)."""
         self.was_followed = False
         """True if anybody has followed it; likewise."""
         self.apply(settings, indexes)
@@ -143,6 +147,27 @@ class Topic:
         """True if it is the store's own topic: clients cannot create, alter or delete it, nor publish to it (rule
         K1)."""
         return self.id == UNDELIVERED_ID
+
+    @property
+    def filled(self) -> float:
+        """The stored records by their cap, or their bytes by theirs, the greater one; 0 without a cap (rule T7)."""
+        if (caps := self.caps) is None:
+            return 0.0
+        return max(self.statistics.records / caps.records, self.statistics.record_bytes / caps.size)
+
+    @property
+    def above_caps(self) -> list[str]:
+        """Warnings about the caps that it exceeds, for those who may see its figures (rule T7)."""
+        found = (
+            ("max_records", self.settings.max_records, self.statistics.records),
+            ("max_stored_bytes", self.settings.max_stored_bytes, self.statistics.record_bytes),
+        )
+        return [
+            f"{name}: is {show(name, cap)}, and topic {self.name} has {show(name, stored)} now; "
+            "publishes that add to it are refused until there is less"
+            for name, cap, stored in found
+            if cap is not None and stored > cap
+        ]
 
     @property
     def wants_previous(self) -> bool:
@@ -180,6 +205,7 @@ class Topic:
         """Replaced by the writer thread under its cut lock, so a cut sees exactly the indexes that are complete in
         it."""
         self.acts = settings.acts_on_expiration
+        self.caps = settings.caps
         self._settle_hooks()
         self.format: Format = format_of(settings)
         paths = key_paths(settings)

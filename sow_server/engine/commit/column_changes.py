@@ -25,7 +25,7 @@ from sow_server.engine.stored import (
     Numbers,
     header_columns,
     i64,
-    payload_bytes_total,
+    payload_bytes_each,
     sequences,
 )
 from sow_server.engine.values.model import NEVER
@@ -97,7 +97,7 @@ def put_all(draft: Draft, topic: Topic, puts: Puts) -> None:
             ],
         )
     found = [head for head in old_heads if head is not None]
-    size = sum(map(len, payloads)) - payload_bytes_total(found)
+    size = sum(map(len, payloads)) - sum(payload_bytes_each(found))
     count = len(new_heads)
     if not found:
         size += sum(map(len, keys))

@@ -70,6 +70,7 @@ class Draft:
         "journal",
         "merge_room",
         "new_topics",
+        "next_due",
         "next_sequence",
         "next_version",
         "notes",
@@ -106,6 +107,8 @@ class Draft:
         self.journal: Final = JournalDraft()
         self.merge_room = sys.maxsize
         """Bytes of stored records that deltas may still be merged into; below 0 once they have been."""
+        self.next_due = NEVER
+        """When the next record is overdue, where the writer could sweep it before this commit (caps [4])."""
         self.heads: dict[bytes, bytes | None] = {}
         """Heads after this commit; None for a missing record."""
         self.removed: list[bytes] = []

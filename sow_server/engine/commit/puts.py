@@ -4,6 +4,7 @@
 [2]  A refused record changes nothing but the memory of its publisher.
 [3]  Publisher sequences at or below the highest seen are never applied again (rule P6).
 [4]  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
+[5]  The caps of the topic are judged last, by the record as it would be stored (`caps`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit import caps
 from sow_server.engine.commit.column_changes import Puts, put_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
@@ -69,6 +71,8 @@ def stage_publish(
         return part  # too large, whatever else is wrong with it: who has asked for all of it refuses it
     if request.atomic and part.refusals and part.applied:
         raise AtomicAborted(part.refusals)
+    if job.alone and job.caps is not None and (full := caps.check_whole(draft, job, topic)) is not None:
+        raise AtomicAborted([full])
     finishes = ends_unit and stop == len(job.keys) and not (job.outcome.refusals or part.refusals)
     if publisher is not None and position is not None and (start < stop or finishes):
         refused = [
@@ -198,8 +202,19 @@ def _put_columns(draft: Draft, job: Job, request: Publish, topic: Topic, start: 
     at = 0
     for index in (*sorted(one_by_one), count):
         if at < index:
-            stamps_of_run = expire_times[at:index]
-            _put_plain(draft, job, request, topic, stamps_of_run, start + at, start + index, part, extends=extends)
+            run = slice(start + at, start + index)
+            if job.caps is not None and not caps.fit(
+                draft,
+                job.caps,
+                topic,
+                job.keys[run],  # type: ignore[arg-type]  # plain records have keys
+                job.store_keys[run],
+                request.payloads[run],
+            ):
+                _put_each(draft, job, request, topic, run.start, run.stop, part)
+            else:
+                stamps_of_run = expire_times[at:index]
+                _put_plain(draft, job, request, topic, stamps_of_run, run.start, run.stop, part, extends=extends)
         if index < count:
             _put_each(draft, job, request, topic, start + index, start + index + 1, part)
         at = index + 1
@@ -450,6 +465,10 @@ def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int,
         present = read_header(head).expire_time_micros
         expire_time = present if request.ttl_mode is TtlMode.KEEP else max(present, expire_time)
     due = topic.acts and expire_time <= draft.now
+    if job.caps is not None:
+        stays = None if due else payload
+        if (full := caps.refused(draft, job, job.caps, topic, index, key, head, stays)) is not None:
+            return full
     version, sequence = draft.put(
         topic,
         key,

@@ -23,6 +23,7 @@ from sow_server.engine.values.keys import parse_path, path_text
 from sow_server.engine.values.model import (
     NEVER,
     Applied,
+    Caps,
     Delete,
     MessageType,
     Outcome,
@@ -110,6 +111,7 @@ class Job:
         "alone",
         "answered",
         "caller",
+        "caps",
         "delta",
         "entries",
         "keys",
@@ -122,6 +124,7 @@ class Job:
         "settings",
         "size",
         "store_keys",
+        "swept_micros",
         "topic",
         "whole",
     )
@@ -138,6 +141,11 @@ class Job:
         """topic ‖ record key, in the order of `keys`; empty for a record without a key."""
         self.all_have_keys = True
         self.delta: Delta | None = None
+        self.caps: Caps | None = None
+        """The caps that hold for its records, once `prepare` has run (caps [5])."""
+        self.swept_micros: int | None = 0
+        """The time up to which overdue records are swept before it is refused; 0: none has stood in its way, None: they
+        cannot be swept now."""
         self.entries: dict[int, int] = {}
         """The index entries of the records that may have many, by their position."""
         self.position = 0
@@ -174,6 +182,7 @@ class Job:
     def merge(self, part: Slice) -> None:
         """Merges the result of a commit."""
         outcome = self.outcome
+        self.swept_micros = 0
         self.position += part.count
         outcome.applied += part.applied
         outcome.duplicates += part.duplicates
@@ -194,7 +203,7 @@ class Job:
 def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     """Checks a request against its topic and the limits, and derives its keys. Raises StoreError."""
     request = job.request
-    job.topic, job.settings, job.record_micros = topic, topic.settings, 0.0
+    job.topic, job.settings, job.record_micros, job.caps = topic, topic.settings, 0.0, topic.caps
     if topic.id == UNDELIVERED_ID and not isinstance(request, Delete):
         check_name(topic.name)
     match request:

@@ -16,7 +16,7 @@ from typing import Final
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.requests import Job
-from sow_server.engine.stored import payload_bytes_total, read_header
+from sow_server.engine.stored import payload_bytes_each, read_header
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Publish, TtlMode
 
@@ -155,7 +155,7 @@ def _fitting(
         piece = store_keys[fits : fits + step]
         draft.fetch_heads([key for key in piece if key and key not in draft.heads])
         heads = [draft.heads[key] if key else None for key in piece]
-        size = payload_bytes_total([head for head in heads if head is not None])
+        size = sum(payload_bytes_each([head for head in heads if head is not None]))
         work = len(piece) * each + size * per_byte + entries_work(job, fits, len(piece))
         if used_bytes + size > room_bytes or used + work > room_micros:
             for head in heads:

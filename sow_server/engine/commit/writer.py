@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 
 from sow_server.engine.commit import first_publish
+from sow_server.engine.commit.caps import SweepFirst
 from sow_server.engine.commit.committer import Committer
 from sow_server.engine.commit.delivery import Answers, Deliver
 from sow_server.engine.commit.draft import Basis, Draft
@@ -221,6 +222,13 @@ class Writer:
             if not self._ready(job):
                 job = queue.next(aside)
                 continue
+            if job.swept_micros and self.sweep.next_due <= job.swept_micros:
+                if chosen:
+                    aside.append(job)
+                    job = queue.next(aside)
+                    continue
+                self._sweep_for(job)
+                break
             if draft is None or not chosen:
                 draft = self.committer.new_draft()  # only now: to make the first one ready may have taken a commit
             left = job.left
@@ -301,6 +309,7 @@ class Writer:
         """The rest of each caller's job that was cut short, and the caller's jobs behind it."""
         refused = False
         try:
+            draft.next_due = self.sweep.next_due
             fetch_heads(draft, chosen)
             fetch_values(draft, chosen)
             for job, count in chosen:
@@ -329,6 +338,11 @@ class Writer:
             draft.end_request()
         except AtomicAborted as aborted:
             self._abort(chosen[0][0], aborted)
+            return
+        except SweepFirst as waiting:
+            # Nothing has been written. The others go on without it, and it has its turn after the sweep.
+            waiting.job.swept_micros = None if self._clock.paused else draft.now
+            self.queue.put_back([job for job, _ in chosen if not job.answered])
             return
         except Exception as error:  # noqa: BLE001  # damage under one key, or a fault of ours ([5])
             if len(chosen) == 1:
@@ -370,6 +384,8 @@ class Writer:
                 assert job.topic is not None, "the job has been prepared"
                 if job.topic.settings.publish_is_use:
                     job.topic.last_use_micros = draft.now
+            if job.caps is not None and part.refusals and job.topic is not None:
+                job.topic.full_refusals += sum(one.reason is Reason.TOPIC_FULL for one in part.refusals)
             if job.left == 0:
                 self._answers.give(job, job.outcome)
         if published:
@@ -407,6 +423,12 @@ class Writer:
             return False
         self.sweep_now()
         return True
+
+    def _sweep_for(self, job: Job) -> None:
+        """Sweeps a part of the overdue records that stand in the way of a job, which keeps its place (caps [4])."""
+        if not self.sweep_now(self._options.sweep_entries_max):
+            job.swept_micros = None  # stalled, or there was none: it is decided with the records that are there
+        self.queue.charge(job.caller, 1.0)
 
     def _run_step(self, step: Step[object], *, sync: bool = True) -> object:
         """Stages and commits a step; returns its answer, or the StoreError that refused it."""

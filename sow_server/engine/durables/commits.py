@@ -77,6 +77,7 @@ class DurableCommits:
             figures.tombstones,
             "" if backlog is None else backlog.name,
             0 if backlog is None else backlog.entries,
+            topic.full_refusals,
         )
 
 

@@ -5,7 +5,7 @@ The reader's thread finds the work of the next commit (`read`); the writer does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
@@ -16,6 +16,7 @@ from sow_server.engine.commit.mutations import stage_job
 from sow_server.engine.commit.requests import Job
 from sow_server.engine.core import Core
 from sow_server.engine.disk.layout import (
+    STAGED_BYTES,
     decode_named,
     mark_key,
     marks_range,
@@ -25,12 +26,12 @@ from sow_server.engine.disk.layout import (
     staged_range,
 )
 from sow_server.engine.disk.rocks import RECORDS, STAGING
-from sow_server.engine.loads.model import Load, LoadPhase, LoadRow, load_failed
+from sow_server.engine.loads.model import Load, LoadContent, LoadPhase, LoadRow, load_failed
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.removal_marks import AppliedLoad
 from sow_server.engine.pending import Pending
 from sow_server.engine.stored import EXPIRE_TIME, HEADER, RECORD_KEY, read_header, sequences, u32
-from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish
+from sow_server.engine.values.model import Caps, Delete, Lifetime, LifetimeKind, Publish
 
 APPLY_ROWS: Final = 1000
 """Rows that one commit applies, so that publishers never wait for long."""
@@ -73,6 +74,35 @@ class LoadApplying:
         self.topics: Final = core.topics
         self.applied_total = 0
         self.deleted_total = 0
+
+    def content(self, load: Load, named: Mapping[int, int], caps: Caps) -> LoadContent:
+        """The records that the staged rows of these attempts make; at least as many as exceed a cap, if they do. Not on
+        the event loop. Raises RocksError."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        records = size = last = 0
+        before: bytes | None = None
+        start, stop = staged_range(load.row.number)
+        following: bytes | None = start
+        cursor = self.rocks.cursor(STAGING, fill_cache=False)
+        try:
+            while following is not None and records <= caps.records and size - last <= caps.size:
+                keys.clear()
+                values.clear()
+                following = cursor.fill(following, stop, READ_ROWS, keys, values)
+                for staged, value in zip(keys, values, strict=True):
+                    key, part, attempt = read_staged_key(staged)
+                    if named.get(part) != attempt:
+                        continue
+                    if key == before:  # of several rows of a key the last one counts
+                        size -= last
+                    else:
+                        records += 1
+                    before, last = key, len(key) + len(value) - STAGED_BYTES
+                    size += last
+        finally:
+            cursor.close()
+        return LoadContent(records, size)
 
     def read(self, load: Load) -> LoadWork:
         """The work of the next commit of a committed load. Not on the event loop, and for one load by one thread at a

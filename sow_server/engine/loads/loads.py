@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from sow_server.engine.catalog.topics import Topic, check_name
+from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.steps import Step
 from sow_server.engine.core import Core
@@ -18,6 +18,7 @@ from sow_server.engine.loads.applying import LoadApplying
 from sow_server.engine.loads.model import (
     PARTS_MAX,
     Load,
+    LoadContent,
     LoadFigures,
     LoadOptions,
     LoadPart,
@@ -30,7 +31,7 @@ from sow_server.engine.loads.staging import LoadStaging
 from sow_server.engine.pending import Pending
 from sow_server.engine.stored import u32
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.model import MICROS, Caps
 
 log = structlog.get_logger(__name__)
 
@@ -75,11 +76,29 @@ class Loads:
         self._create_topic(topic_name).then(created)
         return opened
 
-    def commit(self, load_id: str, parts: Sequence[LoadPart]) -> Pending[Load]:
-        """Commits a load; with the same parts again it answers the load as it is. LOAD_NOT_FOUND, LOAD_INCOMPLETE,
-        LOAD_FAILED; LOAD_COMMITTED where other parts were committed."""
+    def may_be_too_large(self, load_id: str, parts: Sequence[LoadPart]) -> bool:
+        """True if the `content` of a load is needed to tell whether its topic may have it (rule T7)."""
+        load = self.registry.find(load_id)
+        topic = self._topics.by_id.get(load.row.topic_id)
+        caps = None if topic is None else topic.caps
+        return caps is not None and load.row.phase is LoadPhase.STAGING and _exceed(caps, _upper_bound(load, parts))
+
+    def content(self, load_id: str, parts: Sequence[LoadPart]) -> LoadContent | None:
+        """The records that the staged rows of these parts make; None where they may be more by now. Not on the event
+        loop. Raises StoreError, RocksError."""
         _check_parts(parts)
-        return self._commits.run(CommitLoad(self.registry, load_id, parts))
+        load = self.registry.find(load_id)
+        topic = self._topics.by_id.get(load.row.topic_id)
+        if topic is None or topic.caps is None or any(_counts(load, part).staged != part.rows for part in parts):
+            return None
+        return self.applying.content(load, {part.part: part.attempt for part in parts}, topic.caps)
+
+    def commit(self, load_id: str, parts: Sequence[LoadPart], content: LoadContent | None = None) -> Pending[Load]:
+        """Commits a load; with the same parts again it answers the load as it is. LOAD_NOT_FOUND, LOAD_INCOMPLETE,
+        LOAD_FAILED; LOAD_COMMITTED where other parts were committed; TOPIC_FULL where the `content`, if not given an
+        upper bound of it, exceeds the caps of the topic."""
+        _check_parts(parts)
+        return self._commits.run(CommitLoad(self.registry, self._topics, load_id, parts, content))
 
     def abort(self, load_id: str) -> Pending[Load]:
         """Drops a load and its staged rows. LOAD_NOT_FOUND, also where it was dropped before; LOAD_COMMITTED."""
@@ -184,10 +203,19 @@ class OpenLoad:
 class CommitLoad:
     """The step that commits a load (loads [2])."""
 
-    def __init__(self, registry: LoadRegistry, load_id: str, parts: Sequence[LoadPart]) -> None:
+    def __init__(
+        self,
+        registry: LoadRegistry,
+        topics: Topics,
+        load_id: str,
+        parts: Sequence[LoadPart],
+        content: LoadContent | None,
+    ) -> None:
         self._registry = registry
+        self._topics = topics
         self._load_id = load_id
         self._parts = parts
+        self._content = content
         self._named = sorted((part.part, part.attempt) for part in parts)
         self._load: Load | None = None
         self._row: LoadRow | None = None
@@ -206,7 +234,7 @@ class CommitLoad:
             return
         staged = 0
         for index, part in enumerate(self._parts):
-            counts = load.attempts.get((part.part, part.attempt), AttemptCounts())
+            counts = _counts(load, part)
             staged += counts.staged
             if counts.staged != part.rows:
                 raise StoreError(
@@ -215,6 +243,7 @@ class CommitLoad:
                     f" {counts.staged} rows, not {part.rows}",
                     field=f"parts[{index}].rows",
                 )
+        self._check_caps(load)
         draft.batch.puts[STAGING][named_key(row.number)] = encode_named(self._named)
         self._row = row._replace(
             phase=LoadPhase.APPLYING,
@@ -223,6 +252,19 @@ class CommitLoad:
             parts_digest=digest,
         )
         self._registry.stage_row(draft, self._row)
+
+    def _check_caps(self, load: Load) -> None:
+        """Raises StoreError TOPIC_FULL for rows that exceed the caps of the topic by themselves (rule T7)."""
+        topic = self._topics.by_id[load.row.topic_id]  # with the topic its loads fail
+        content = self._content or _upper_bound(load, self._parts)
+        if topic.caps is not None and _exceed(topic.caps, content):
+            is_records = content.records > topic.caps.records
+            cap, limit = ("max_records", topic.caps.records) if is_records else ("max_stored_bytes", topic.caps.size)
+            raise StoreError(
+                Reason.TOPIC_FULL,
+                f"parts: the staged rows are more than {cap} of topic {topic.name} allows, {limit}; nothing was loaded",
+                field="parts",
+            )
 
     def committed(self) -> Load:
         """Takes the load's row over."""
@@ -313,6 +355,20 @@ class FailLoad:
         if self._row is not None:
             self._registry.take_over(self._load, self._row)
         return self._load
+
+
+def _counts(load: Load, part: LoadPart) -> AttemptCounts:
+    return load.attempts.get((part.part, part.attempt), AttemptCounts())
+
+
+def _upper_bound(load: Load, parts: Sequence[LoadPart]) -> LoadContent:
+    """No less than the records that the staged rows make: a key may have several rows, and rows have more bytes."""
+    counts = [_counts(load, part) for part in parts]
+    return LoadContent(sum(one.staged for one in counts), sum(one.bytes for one in counts))
+
+
+def _exceed(caps: Caps, content: LoadContent) -> bool:
+    return content.records > caps.records or content.size > caps.size
 
 
 def _check_parts(parts: Iterable[LoadPart]) -> None:

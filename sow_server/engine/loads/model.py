@@ -49,6 +49,14 @@ class LoadPart(NamedTuple):
     rows: int
 
 
+class LoadContent(NamedTuple):
+    """The records that the rows of a load make, each key once; or more of them than a topic may have."""
+
+    records: int
+    size: int
+    """Bytes of their keys and payloads."""
+
+
 class LoadFigures(NamedTuple):
     """Counts of a load, as in `sow.v1.LoadFigures`."""
 

@@ -101,12 +101,12 @@ def versions(heads: Sequence[bytes | None]) -> array[int]:
     return words[1::5]
 
 
-def payload_bytes_total(heads: Sequence[bytes]) -> int:
-    """The sum of the payload lengths of many heads."""
+def payload_bytes_each(heads: Sequence[bytes]) -> array[int]:
+    """The payload lengths of many heads."""
     halves = array("I", b"".join(heads))
     if sys.byteorder == "little":
         halves.byteswap()
-    return sum(halves[1::10])
+    return halves[1::10]
 
 
 class HeaderColumns(NamedTuple):

@@ -97,6 +97,7 @@ class Reason(enum.IntEnum):
     BEHIND = 83
     PEER_OTHER_CLUSTER = 82
     PEER_EXISTS = 88
+    TOPIC_FULL = 89
 
 
 class StoreError(Exception):

@@ -348,6 +348,14 @@ class OnMissing(enum.StrEnum):
     DROP = "drop"
 
 
+class Caps(NamedTuple):
+    """The most that publishes may make of a topic (rule T6); NEVER: any number."""
+
+    records: int
+    size: int
+    """Bytes of keys and payloads."""
+
+
 class TopicSettings(NamedTuple):
     """The settings of a topic. None: no such bound, or unlimited."""
 
@@ -381,6 +389,20 @@ class TopicSettings(NamedTuple):
     delivery_limit: int | None = None
     """The delivery limit of the topic's durables (rule J15)."""
     replicate_durables: bool = False
+    max_records: int | None = None
+    """The cap of the topic's stored records (rule T6)."""
+    max_stored_bytes: int | None = None
+    """The cap of the bytes of their keys and payloads."""
+
+    @property
+    def caps(self) -> Caps | None:
+        """The caps of the topic; None: it has none."""
+        if self.max_records is None and self.max_stored_bytes is None:
+            return None
+        return Caps(
+            NEVER if self.max_records is None else self.max_records,
+            NEVER if self.max_stored_bytes is None else self.max_stored_bytes,
+        )
 
     @property
     def has_quota(self) -> bool:
@@ -427,3 +449,5 @@ class TopicStatistics(NamedTuple):
     slowest_durable: str = ""
     backlog_entries: int = 0
     """Before its filter."""
+    full_refusals: int = 0
+    """Records refused because the topic was full, since the start (rule T6)."""

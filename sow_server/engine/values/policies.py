@@ -58,9 +58,13 @@ LIMITS: Final = frozenset(
         "backlog_quota_entries",
         "backlog_ttl_micros",
         "durable_idle_ttl_micros",
+        "max_records",
+        "max_stored_bytes",
     }
 )
 """Settings of topics for which the strictest declaration counts. Each is a number above zero, or None."""
+CAPS: Final = ("max_records", "max_stored_bytes")
+"""Those of the content (rule T6)."""
 TOPICS_OWN: Final = frozenset({"key", "message_type", "journal", "separator", "index"})
 """Settings that only a topic itself can declare."""
 DURABLE_LIMITS: Final = frozenset({"backlog_ttl_micros", "idle_ttl_micros"})
@@ -81,7 +85,7 @@ _ENUMS: Final[Mapping[str, type[enum.StrEnum]]] = MappingProxyType(
 )
 _ABSENT: Final = MappingProxyType(
     {
-        **dict.fromkeys((*_UNLIMITABLE, "max_age_micros", "max_bytes", "max_entries"), "unlimited"),
+        **dict.fromkeys((*_UNLIMITABLE, "max_age_micros", "max_bytes", "max_entries", *CAPS), "unlimited"),
         **dict.fromkeys(("default_ttl_micros", "backlog_ttl_micros", "durable_idle_ttl_micros"), "never"),
         "idle_ttl_micros": "never",
     }

@@ -70,6 +70,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.DURABLE_TAKEN_OVER: grpc.StatusCode.ABORTED,
     Reason.DURABLE_DETACHED: grpc.StatusCode.ABORTED,
     Reason.DURABLE_DIFFERS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TOPIC_FULL: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.BACKLOG_QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.POLICY_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.REPLICATION_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,

@@ -229,6 +229,7 @@ def topic(durables: DurableCommits, found: Topic, counts: Counts | None = None) 
                 backlog_bytes=figures.backlog_bytes,
                 slowest_durable=figures.slowest_durable,
                 backlog_entries=figures.backlog_entries,
+                full_refusals=figures.full_refusals,
             )
         )
         if figures.backlog_age_micros is not None:

@@ -394,6 +394,8 @@ def test_settings_make_the_way_to_the_server_and_back() -> None:
         backlog_quota_entries=100,
         delivery_limit=-1,
         replicate_durables=True,
+        max_records=1_000,
+        max_stored_bytes="1GiB",
     )
     assert values.named() == set(TopicSettings.__dataclass_fields__), "none is left out here"
     assert (values.backlog_quota_age, values.durable_idle_ttl) == ("1m30s", "7d")

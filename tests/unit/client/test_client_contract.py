@@ -132,6 +132,12 @@ LIFETIME = types_pb2.Lifetime(ttl_micros=1)
         (admin_pb2.CreateTopicRequest(name="t", settings=admin_pb2.TopicSettings(key=["/id"])), ""),
         (admin_pb2.CreateTopicRequest(settings=admin_pb2.TopicSettings(index=["/a"])), "settings.index"),
         (admin_pb2.AlterTopicRequest(settings=admin_pb2.TopicSettings(max_entries=1)), "settings.max_entries"),
+        (admin_pb2.AlterTopicRequest(settings=admin_pb2.TopicSettings(max_records=1)), "settings.max_records"),
+        (
+            admin_pb2.SetPolicyRequest(policy=admin_pb2.Policy(topic=admin_pb2.TopicSettings(max_records=1))),
+            "policy.topic.max_records",
+        ),
+        (admin_pb2.SetPolicyRequest(policy=admin_pb2.Policy(topic=admin_pb2.TopicSettings(max_entries=1))), ""),
         (admin_pb2.GetStatusRequest(), ""),
     ],
     ids=str,

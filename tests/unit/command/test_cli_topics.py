@@ -105,6 +105,16 @@ def test_alter_replaces_the_indexes_and_takes_them_away_with_none(client: FakeCl
     assert client.arguments_of("alter_topic") == {"name": "orders", "index": ()}
 
 
+def test_caps_are_set_taken_away_and_described(client: FakeClient) -> None:
+    """T6, T7."""
+    created = run(client, "topic", "create", "orders", "--max-records", "1000", "--max-stored-bytes", "1GiB")
+    assert created.exit_code == 0
+    assert client.arguments_of("create_topic") == {"name": "orders", "max_records": 1000, "max_stored_bytes": 2**30}
+    assert run(client, "topic", "alter", "orders", "--max-records", "none", "--max-stored-bytes", "none").exit_code == 0
+    assert client.arguments_of("alter_topic") == {"name": "orders", "max_records": None, "max_stored_bytes": None}
+    assert rows(run(client, "topic", "describe", "orders"))[0]["full_refusals"] == 0
+
+
 def test_describe_tells_which_indexes_are_complete(client: FakeClient) -> None:
     client.add("orders", index=("/a", "/b"))
     client.add("plain")

@@ -78,6 +78,8 @@ _settings = st.builds(
     dead_letter_by_key=st.booleans(),
     on_missing=st.sampled_from(OnMissing),
     replicate_durables=st.booleans(),
+    max_records=_limits,
+    max_stored_bytes=_limits,
 )
 
 

@@ -23,6 +23,7 @@ from sow_client import (
     Unavailable,
 )
 from sow_console import consequences
+from sow_console.pages.overview import filled
 
 NOW: Final = datetime(2026, 11, 28, 12, tzinfo=UTC)
 FIGURES: Final = TopicStatistics(
@@ -141,6 +142,29 @@ def test_a_large_topic_is_not_counted_for_a_preview() -> None:
     large = TopicStatistics(consequences.COUNTED_MAX + 1, 0, 0, 0, 0, 1)
     told = said(topic(figures=large, expiration="disabled"), "expiration", "20m", counts=OVERDUE)
     assert told == ["The 1,000,001 records that are there keep their expire times (rule L12)."]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "effect"),
+    [
+        ("max_records", 1_203, "Publishes that add beyond it are refused (TOPIC_FULL)."),
+        ("max_records", 1_202, "That is more than this: publishes that add are refused at once (TOPIC_FULL)."),
+        ("max_records", None, "Publishes may add any number of them."),
+    ],
+)
+def test_what_a_cap_does_to_a_topic_is_said(setting: str, value: object, effect: str) -> None:
+    """T7."""
+    assert said(topic(), setting, value) == ["The topic has 1,203 records now; none is removed.", effect]
+    assert said(topic(figures=None), setting, value) == []
+
+
+def test_how_full_a_topic_is_in_the_list() -> None:
+    """T7: by the cap that is nearer; overdue records are stored ones."""
+    figures = TopicStatistics(80, 500, 10, 0, 0, 1)
+    assert filled(topic(figures=figures, max_records=100)) == 0.9
+    assert filled(topic(figures=figures, max_records=100, max_stored_bytes=500)) == 1
+    assert filled(topic(figures=figures)) == filled(topic(figures=None, max_records=100)) == 0
+    assert filled(topic(figures=figures, max_records=-1)) == 0
 
 
 # ---- the journal ----

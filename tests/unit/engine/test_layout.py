@@ -61,7 +61,7 @@ from sow_server.engine.stored import (
     header_start,
     i64,
     journal_key,
-    payload_bytes_total,
+    payload_bytes_each,
     read_header,
     record,
     sequences,
@@ -259,7 +259,7 @@ def test_the_headers_of_many_values_in_columns() -> None:
     assert [len(column) for column in header_columns([])] == [0] * 5
     heads = [value[:HEADER_BYTES] for value in values]
     assert list(sequences([heads[0], None, heads[2]])) == [9, 0, 2**40]
-    assert payload_bytes_total(heads) == 2**32
+    assert sum(payload_bytes_each(heads)) == 2**32
 
 
 SETTINGS = TopicSettings(
@@ -292,6 +292,8 @@ SETTINGS = TopicSettings(
     dead_letter_by_key=True,
     on_missing=OnMissing.DROP,
     replicate_durables=True,
+    max_records=13,
+    max_stored_bytes=14,
 )
 
 
@@ -327,6 +329,8 @@ def test_settings_are_stored_under_their_names() -> None:
         "dead_letter_by_key": True,
         "on_missing": "drop",
         "replicate_durables": True,
+        "max_records": 13,
+        "max_stored_bytes": 14,
     }
     assert settings_from_json(stored) == SETTINGS
 

@@ -611,3 +611,59 @@ def test_another_stager_with_the_same_numbers_is_refused(rig: Loaded) -> None:
     rig.commit(load, (0, 1, 2))
     rig.finish(load)
     assert rig.payloads() == {"a": b"1", "b": b"2"}
+
+
+# --- caps ------------------------------------------------------------------------------------------------------------
+
+
+def commit_measured(rig: Loaded, load: str, *parts: tuple[int, int, int]) -> Load:
+    """As the service commits a load."""
+    loads, named = rig.store.loads, [LoadPart(*part) for part in parts]
+    content = loads.content(load, named) if loads.may_be_too_large(load, named) else None
+    return rig.heard(loads.commit(load, named, content))
+
+
+@pytest.mark.parametrize("caps", [{"max_records": 2}, {"max_stored_bytes": 6}])
+def test_a_load_beyond_a_cap_is_refused_before_it_changes_anything(rig: Loaded, caps: dict[str, int]) -> None:
+    """T7: it can be committed once the cap is raised."""
+    rig.put("t", "a", b"old")
+    rig.alter_topic("t", caps)
+    load = rig.open_load()
+    rig.stage(load, [("b", b"12"), ("c", b"12"), ("d", b"12")])
+    with pytest.raises(StoreError, match=f"more than {next(iter(caps))} of topic t allows") as refused:
+        commit_measured(rig, load, (0, 1, 3))
+    assert (refused.value.reason, refused.value.field) == (Reason.TOPIC_FULL, "parts")
+    assert rig.payloads() == {"a": b"old"}
+    rig.alter_topic("t", dict.fromkeys(caps))
+    commit_measured(rig, load, (0, 1, 3))
+    rig.finish(load)
+    assert set(rig.payloads()) == {"b", "c", "d"}
+
+
+def test_a_load_is_judged_by_the_records_that_it_makes(rig: Loaded) -> None:
+    """T7: a key counts once, with the row that counts; the present records do not. So a full topic can be replaced, and
+    is above its cap meanwhile."""
+    for key in "ab":
+        rig.put("t", key, b"old!")
+    rig.alter_topic("t", max_records=2, max_stored_bytes=10)
+    load = rig.open_load()
+    rig.stage(load, [("c", b"123456789"), ("c", b"1234"), ("c", b"1234")], attempt=1)
+    rig.stage(load, [("c", b"1234"), ("d", b"1234")], part=1, attempt=7)
+    rig.stage(load, [("x", b"dropped"), ("y", b"dropped"), ("z", b"dropped")], part=1, attempt=6)
+    commit_measured(rig, load, (0, 1, 3), (1, 7, 2))
+    rig.step_load(load)
+    assert set(rig.payloads()) == {"a", "b", "c", "d"}
+    assert [one.reason for one in rig.put("t", "e").refusals] == [Reason.TOPIC_FULL]
+    rig.finish(load)
+    assert set(rig.payloads()) == {"c", "d"}
+
+
+def test_rows_that_come_while_a_load_is_measured_are_not_passed_over(rig: Loaded) -> None:
+    """T7: what was measured is what is committed."""
+    rig.alter_topic("t", max_records=1)
+    load = rig.open_load()
+    rig.stage(load, [("a", b"1")])
+    named = [LoadPart(0, 1, 2)]
+    assert rig.store.loads.content(load, named) is None
+    rig.stage(load, [("b", b"1")], first=2)
+    assert reason(lambda: rig.heard(rig.store.loads.commit(load, named, None))) is Reason.TOPIC_FULL

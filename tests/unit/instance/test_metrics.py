@@ -121,6 +121,20 @@ def test_records_and_their_journal_are_counted_per_topic(watched: Watched) -> No
     assert (watched.value("sow_disk_bytes") or 0) > 0
 
 
+def test_caps_and_refusals_of_full_topics_are_figures(watched: Watched) -> None:
+    """T7: where there is a cap."""
+    watched.create("a", EXPIRING._replace(max_records=2))
+    watched.create("b", EXPIRING._replace(max_stored_bytes=100))
+    watched.create("c")
+    watched.put("a", ["1", "2", "3"])
+    assert watched.value("sow_records_max", topic="a") == 2
+    assert watched.value("sow_topic_full_refusals_total", topic="a") == 1
+    assert watched.value("sow_records_bytes_max", topic="a") is None
+    assert watched.value("sow_records_bytes_max", topic="b") == 100
+    assert watched.value("sow_topic_full_refusals_total", topic="b") == 0
+    assert watched.value("sow_topic_full_refusals_total", topic="c") is None
+
+
 def test_an_expired_record_is_overdue_until_it_is_swept_and_counted_once(watched: Watched) -> None:
     watched.create("a")
     watched.create("b")
@@ -469,7 +483,7 @@ def test_the_expiry_of_certificates_is_shown_in_seconds(watched: Watched) -> Non
 
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
     quotas = EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND)
-    watched.create("a", quotas._replace(backlog_quota_entries=10))
+    watched.create("a", quotas._replace(backlog_quota_entries=10, max_records=9, max_stored_bytes=999))
     attach_durable(watched)
     pin(watched, "p", 0)
     watched.metrics.rpc_finished("Get", "OK", 0.1)

@@ -32,6 +32,21 @@ def test_a_record_arrives_with_its_version_stamp_time_and_origin(pair: tuple[Rig
     assert live(b)["1"].expire_time_micros == START + 30 * SECOND
 
 
+def test_a_full_topic_takes_what_peers_have_acknowledged(pair: tuple[Rig, Rig]) -> None:
+    """T7: caps hold where clients publish, and only there. A link that refused a change would stop."""
+    a, b = pair
+    b.alter_topic("t", max_records=1, max_stored_bytes=2)
+    for key in "123":
+        a.put("t", key)
+    assert ship(a, b).applied == 3
+    a.put("t", "1", b"longer")
+    assert ship(a, b).applied == 1
+    assert live(b) == live(a)
+    assert [one.reason for one in b.put("t", "4").refusals] == [Reason.TOPIC_FULL]
+    assert [one.reason for one in b.put("t", "1", b"longest").refusals] == [Reason.TOPIC_FULL]
+    assert not b.put("t", "1", b"short").refusals
+
+
 def test_each_instance_expires_by_itself(pair: tuple[Rig, Rig]) -> None:
     """R2, AMPS 13: the expiry of one is not told to the other; one that does not act on expiration keeps the row."""
     a, b = pair
