@@ -57,8 +57,8 @@ _PARAMETERS: Final = {"parameters": 3}
 _PUBLISH: Final = (_EXTEND, _REPLICATED, "delta", "unset_paths")
 
 FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
-    sow_pb2.PublishRequest: dict.fromkeys(_PUBLISH, 2),
-    sow_pb2.PublishStreamRequest: dict.fromkeys(_PUBLISH, 2),
+    sow_pb2.PublishRequest: {**dict.fromkeys(_PUBLISH, 2), "records.remove": 3},
+    sow_pb2.PublishStreamRequest: {**dict.fromkeys(_PUBLISH, 2), "remove": 3},
     sow_pb2.GetRequest: dict.fromkeys(("touch", "touch_below_micros", "min_position"), 2),
     sow_pb2.QueryRequest: {
         **dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
@@ -94,6 +94,9 @@ def _test_of(request: type[Message], path: str) -> _IsSet:
     """The test whether a request has a field, perhaps with a value: something true if it has."""
     name, _, value = path.partition("=")
     parent, _, leaf = name.rpartition(".")
+    if parent and (column := request.DESCRIPTOR.fields_by_name.get(parent)) and column.is_repeated:
+        each, of_each = attrgetter(parent), attrgetter(leaf)
+        return lambda message: any(map(of_each, each(message)))
     descriptor = request.DESCRIPTOR
     for step in parent.split(".") if parent else ():
         kind = descriptor.fields_by_name[step].message_type

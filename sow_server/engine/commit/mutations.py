@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
@@ -14,6 +15,7 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
+from sow_server.engine.commit.work import touches_stored
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.stored import EXPIRE_TIME, RECORD_KEY, TOUCH, read_header
 from sow_server.engine.values import lifetimes
@@ -55,7 +57,10 @@ def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     wanted: list[bytes] = []
     for job, count in chosen:
         if job.looked_up and not isinstance(job.request, READ_WHOLE):
-            wanted += store_keys(job, count)
+            keys, removals = store_keys(job, count), job.request.removals
+            if removals is not None and job.all_have_keys and not touches_stored(job, puts_only=True):
+                keys = list(compress(keys, removals[job.position : job.position + count]))
+            wanted += keys
     if wanted:
         draft.fetch_values(wanted)
 

@@ -19,15 +19,18 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     if call.unrestricted:
         return
     restriction = call.require(publish.topic, Action.PUBLISH).restriction
+    removing = restriction if publish.removals is None else call.require(publish.topic, Action.DELETE).restriction
     if publish.publisher is not None:
         publish.publisher = own_publisher(call, publish.publisher)
     if call.existing(publish.topic) is None:
-        if dynamic and restriction.rows is None and call.may_create(publish.topic):
+        if dynamic and restriction.rows is None and removing.rows is None and call.may_create(publish.topic):
             call.creates("topics", publish.topic)
             return
         raise no_topic(publish.topic)
     if restriction is not UNRESTRICTED:
         publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
+    if publish.removals is not None and removing is not UNRESTRICTED:
+        publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
 
 
 def permit_touch(call: Call, touch: Touch) -> None:
