@@ -30,6 +30,9 @@ KNOWN_ELSEWHERE: Final = Needed("publisher.publisher_token", 2)
 """The contract by which instances report publishers to each other (rule F11). Where one does not, a retry is applied
 again."""
 
+REMOVALS: Final = Needed("remove", 3)
+"""The contract that knows removals in a stream (rule P11). An older server would publish their documents."""
+
 _EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
 _REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
 _SETTINGS: Final = (

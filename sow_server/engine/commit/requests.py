@@ -126,6 +126,7 @@ class Job:
         "pending",
         "position",
         "record_micros",
+        "refused",
         "request",
         "settings",
         "size",
@@ -150,6 +151,8 @@ class Job:
         """The index entries of the records that may have many, by their position."""
         self.position = 0
         self.answered = False
+        self.refused: StoreError | None = None
+        """Why all its records that are left are to be refused; None: they are not."""
         self.record_micros = 0.0
         """The estimated work on a record; 0: not estimated yet."""
         self.looked_up = False

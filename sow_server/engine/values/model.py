@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias, overload
 
-from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.errors import Reason, StoreError
 
 NEVER: Final = 2**63 - 1
 MICROS: Final = 1_000_000
@@ -215,6 +215,8 @@ class Publish:
     """Which of the records are removals (rule P11): of these, the payload may only give the key. None: none is."""
     removal_permits: PermittedRows | None = None
     """A live record that it does not have, or `permits`, counts as absent for a removal (rule A4)."""
+    refused: StoreError | None = None
+    """Why each record of this request of a stream is refused, if that was found before it was queued (rule P4)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,20 @@ from collections.abc import Sequence
 
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.stored import read_header
-from sow_server.engine.values.errors import no_topic
-from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
+from sow_server.engine.values import lifetimes
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
+from sow_server.engine.values.lifetimes import LifetimeError
+from sow_server.engine.values.model import (
+    Delete,
+    Durability,
+    Lifetime,
+    Publish,
+    PublisherPosition,
+    RecordMatcher,
+    Touch,
+)
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted, rows_filter
 
@@ -29,8 +40,26 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
         raise no_topic(publish.topic)
     if restriction is not UNRESTRICTED:
         publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
-    if publish.removals is not None and removing is not UNRESTRICTED:
-        publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
+    if publish.removals is not None:
+        call.begin_deleting(publish.topic)
+        if removing is not UNRESTRICTED:
+            publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
+
+
+def refuse_in_stream(call: Call, publish: Publish, error: StoreError) -> None:
+    """Makes the writer refuse each record of a request of a stream whose topic does not exist: in its place among the
+    others, as the publisher has to remember it (rule P4). Raises any other error."""
+    if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads:
+        raise error
+    publish.refused, publish.durability = call.explained(error), Durability.FSYNC
+
+
+def check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
+    """Raises StoreError for a lifetime that the topic refuses, whether or not a record would get it."""
+    try:
+        lifetimes.expire_time(topic.settings, lifetime, now_micros)
+    except LifetimeError as error:
+        raise StoreError(error.reason, error.message, field="touch") from None
 
 
 def permit_touch(call: Call, touch: Touch) -> None:
