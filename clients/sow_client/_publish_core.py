@@ -173,6 +173,7 @@ class PublishCore:
         self.duplicates = 0
         self.refused = 0
         self.ttls_ignored = 0
+        self.removed = 0
         self.publisher_epoch = publisher_epoch
         """Stamped on requests when they are sent, so it may become known after the first records were taken."""
         self.publisher_token = publisher_token
@@ -378,6 +379,7 @@ class PublishCore:
         self.applied += ack.applied
         self.duplicates += ack.duplicates
         self.ttls_ignored += ack.ttls_ignored
+        self.removed += ack.removed
         self.refused += len(refusals)
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:

@@ -54,6 +54,11 @@ class Figures:
         return self._core.refused
 
     @property
+    def removed(self) -> int:
+        """Removals among the applied records that have deleted a record. Rule: P11."""
+        return self._core.removed
+
+    @property
     def ttls_ignored(self) -> int:
         """Applied records whose ttl or expire time has no effect: the topic has expiration disabled. Rule: L3."""
         return self._core.ttls_ignored

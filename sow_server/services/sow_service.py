@@ -21,7 +21,7 @@ from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
-from sow_server.engine.values.errors import Reason, StoreError, no_topic
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, PublishChannel
 from sow_server.engine.values.policies import NOTHING
 from sow_server.filters.parameters import NO_VALUES, Values
@@ -38,6 +38,7 @@ from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, 
 from sow_server.services.records.submissions import Submissions, Submitted
 from sow_server.services.records.writing import (
     check_lifetime,
+    explain_refusals,
     only_versions,
     permit_delete,
     permit_publish,
@@ -161,6 +162,8 @@ class SowService:
             while (submitted := await under_way.get()) is not None:
                 outcome = await submitted
                 room.release()
+                if outcome.refused is not None:
+                    explain_refusals(call, outcome, outcome.refused)
                 if outcome.removed:
                     call.has_removed(outcome.removed)
                 if call.trace is not None:
@@ -192,10 +195,8 @@ class SowService:
                 publish = convert.publish_stream(request, topic, self._durability, channel)
                 try:
                     permit_publish(call, publish, dynamic=self._dynamic_topics)
-                    if topic not in self._reading.topics.by_name and not self._dynamic_topics:
-                        raise no_topic(topic)
                 except StoreError as error:
-                    refuse_in_stream(call, publish, error)
+                    refuse_in_stream(publish, error)
                 under_way.put_nowait(await self._changes.admitted_patiently(publish, call.seconds_left()))
         finally:
             under_way.put_nowait(None)

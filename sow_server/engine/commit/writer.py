@@ -324,6 +324,7 @@ class Writer:
             self._answers.refuse(job, fenced)
             return
         self.queue.remove(job)
+        job.outcome.refused = error
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
     def _commit_jobs(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:

@@ -328,6 +328,8 @@ class Outcome:
     """Records that were applied with a lifetime that the topic does not act on (rule L3)."""
     removed: int = 0
     """Applied removals that have deleted a record (rule P11)."""
+    refused: StoreError | None = None
+    """Why each of its records, or of the last ones, was refused, for a fault of the whole request of a stream."""
     results: list[Applied | Refusal] | None = None
 
 

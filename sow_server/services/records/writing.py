@@ -15,6 +15,7 @@ from sow_server.engine.values.model import (
     Delete,
     Durability,
     Lifetime,
+    Outcome,
     Publish,
     PublisherPosition,
     RecordMatcher,
@@ -46,12 +47,20 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
             publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
 
 
-def refuse_in_stream(call: Call, publish: Publish, error: StoreError) -> None:
+def refuse_in_stream(publish: Publish, error: StoreError) -> None:
     """Makes the writer refuse each record of a request of a stream whose topic does not exist: in its place among the
     others, as the publisher has to remember it (rule P4). Raises any other error."""
     if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads:
         raise error
-    publish.refused, publish.durability = call.explained(error), Durability.FSYNC
+    publish.refused, publish.durability = error, Durability.FSYNC
+
+
+def explain_refusals(call: Call, outcome: Outcome, error: StoreError) -> None:
+    """Tells of a topic that does not exist which one may have been meant, as for a call that ends with that error."""
+    message = call.explained(error).message
+    outcome.refusals = [
+        one._replace(message=message) if one.message == error.message else one for one in outcome.refusals
+    ]
 
 
 def check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
