@@ -172,9 +172,10 @@ def checked_columns(
     check_sizes(payloads, keys)
     if removals is not None:
         _check_length("removals", removals, payloads)
-        if set(map(type, removals)) - {bool}:
-            row = next(index for index, removes in enumerate(removals) if type(removes) is not bool)
-            raise invalid(f"removals[{row}]", f"is {type(removals[row]).__name__}, not bool")
+        kinds_of_removals = list(map(type, removals))
+        if kinds_of_removals.count(bool) < len(kinds_of_removals):
+            row = next(index for index, kind in enumerate(kinds_of_removals) if kind is not bool)
+            raise invalid(f"removals[{row}]", f"is {kinds_of_removals[row].__name__}, not bool")
     if lifetime_kinds is None and lifetime_micros is None:
         return CheckedColumns(payloads, keys, None, None, removals)
     if lifetime_kinds is None or lifetime_micros is None:

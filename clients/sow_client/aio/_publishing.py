@@ -258,7 +258,8 @@ class AsyncPublishing(AsyncCalls):
         request = request_of(topic, changes, Encoding(await self._form(topic)), durability)
         results = _writes.outcomes(await self._publish(request), expected=len(changes), atomic=True)
         _ignored.heed(topic, results)
-        return _writes.answered(results, "raise")
+        _writes.answered(results, "raise")
+        return [one for one in results if isinstance(one, Published)]
 
     async def publish_frame(
         self,

@@ -256,7 +256,8 @@ class Publishing(Calls):
         request = request_of(topic, changes, Encoding(self._form(topic)), durability)
         results = _writes.outcomes(self._publish(request), expected=len(changes), atomic=True)
         _ignored.heed(topic, results)
-        return _writes.answered(results, "raise")
+        _writes.answered(results, "raise")
+        return [one for one in results if isinstance(one, Published)]
 
     def publish_frame(
         self,

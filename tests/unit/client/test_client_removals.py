@@ -56,11 +56,10 @@ def test_a_request_with_removals_waits_for_a_stream_to_a_server_that_knows_them(
     core = core_of()
     core.plain = False
     core.pending += [b"1", Removal(b"", "a")]
-    assert core.needs is None
+    before = core.needs
     core.seal()
-    assert core.needs == REMOVALS
-    assert core.next_request() is None
-    assert core.must_reopen
+    assert (before, core.needs) == (None, REMOVALS)
+    assert (core.next_request(), core.must_reopen) == (None, True)
     core.rewind()
     assert core.retry_delay(FailedPrecondition("cut", reason="CUT"), now=1.0, jitter=0.5) == 0.0
     core.checked = REMOVALS

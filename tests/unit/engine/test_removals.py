@@ -259,15 +259,19 @@ def only(*allowed: bytes) -> PermittedRows:
     return PermittedRows(lambda keys, payloads: [key in allowed for key in keys], reads_payloads=False)
 
 
-@pytest.mark.parametrize("permits", [{"permits": only(b"a")}, {"removal_permits": only(b"a")}])
-def test_a_hidden_record_counts_as_absent_and_stays(rig: Rig, permits: dict[str, PermittedRows]) -> None:
-    """A4, P11: its removal has the answer of one that finds nothing."""
+@pytest.mark.parametrize("by_publish", [True, False])
+def test_a_hidden_record_counts_as_absent_and_stays(rig: Rig, by_publish: bool) -> None:
+    """A4, P11: its removal has the answer of one that finds nothing. Both permissions have rows."""
+    may, other = only(b"a"), None
+    publishes, removes = (may, other) if by_publish else (other, may)
     rig.run(changes("+a", "+b"))
-    outcome = rig.run(changes("-a", "-b", "-c", **permits))
+    outcome = rig.run(changes("-a", "-b", "-c", permits=publishes, removal_permits=removes))
     assert applied(outcome) == [(True, True), (False, False), (False, False)]
     assert set(rig.live("books")) == {b"b"}
     present = Condition(ConditionKind.IF_PRESENT)
-    refused = rig.run(changes("-b", "-c", conditions=[present, present], **permits)).refusals
+    conditions = [present, present]
+    request = changes("-b", "-c", conditions=conditions, permits=publishes, removal_permits=removes)
+    refused = rig.run(request).refusals
     assert refused[0] == refused[1]._replace(index=0)
 
 

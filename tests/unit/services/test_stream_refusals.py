@@ -131,9 +131,8 @@ def test_a_publisher_that_was_fenced_is_told_so_whatever_the_topic(rig: Rig) -> 
     with parts_of(rig) as parts:
         parts.answers("desk", "PublishStream", batch("plain", "a", sequence=1))
         parts.answers("desk", "OpenPublisher", publisher_id="p")
-        assert (
-            "is fenced by epoch 2" in parts.ask("desk", "PublishStream", batch("missing", "a", sequence=2))[-1].message
-        )  # type: ignore[attr-defined]
+        last = parts.ask("desk", "PublishStream", batch("missing", "a", sequence=2))[-1]
+        assert "is fenced by epoch 2" in last.message  # type: ignore[attr-defined]
 
 
 # --- removals over the wire ------------------------------------------------------------------------------------------
