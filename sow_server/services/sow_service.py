@@ -196,7 +196,7 @@ class SowService:
                 try:
                     permit_publish(call, publish, dynamic=self._dynamic_topics)
                 except StoreError as error:
-                    refuse_in_stream(publish, error)
+                    refuse_in_stream(call, publish, error)
                 under_way.put_nowait(await self._changes.admitted_patiently(publish, call.seconds_left()))
         finally:
             under_way.put_nowait(None)

@@ -111,7 +111,7 @@ def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers:
         new = max(job.position, publisher.decided_upto(first, publisher.elsewhere(topic_id)) - first + 1)
         kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
         if kept:
-            draft.publishers[name] = publisher.advance(
+            draft.publishers[name] = advanced = publisher.advance(
                 first + stop - 1,
                 kept,
                 draft.now,
@@ -119,8 +119,10 @@ def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers:
                 from_sequence=first + new,
                 topic_id=topic_id,
             )
-        if kept and topic is not None:
-            draft.note_publisher(request.publisher, topic, new, stop, [one.index for one in kept])
+            if topic is None:  # it has written to none
+                draft.publishers[name] = advanced._replace(topics=publisher.topics)
+            else:
+                draft.note_publisher(request.publisher, topic, new, stop, [one.index for one in kept])
     return Slice(job.left, refusals=refusals, results=list(refusals))
 
 

@@ -47,11 +47,15 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
             publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
 
 
-def refuse_in_stream(publish: Publish, error: StoreError) -> None:
-    """Makes the writer refuse each record of a request of a stream whose topic does not exist: in its place among the
-    others, as the publisher has to remember it (rule P4). Raises any other error."""
-    if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads:
+def refuse_in_stream(call: Call, publish: Publish, error: StoreError) -> None:
+    """Makes the writer refuse each record of a request of a stream whose topic does not exist for the caller: in its
+    place among the others, as the publisher has to remember it (rule P4). Raises any other error, and this one for a
+    caller that may publish nowhere: it gets no commits."""
+    if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads or not call.may_ever:
         raise error
+    position = publish.publisher
+    if position is not None and "/" not in position.publisher_id:  # refused before it got its stored name
+        publish.publisher = own_publisher(call, position)
     publish.refused, publish.durability = error, Durability.FSYNC
 
 

@@ -296,3 +296,39 @@ def test_the_answer_of_a_refused_removal_names_its_record(rig: Rig) -> None:
     result = outcome.results[2]
     assert isinstance(result, Applied)
     assert result.expire_time_micros == NEVER
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_kill_at_any_point_and_a_retry_leave_the_same_records(tmp_path: Path, turns: int) -> None:
+    """P6, P11: the commits before the kill are known, and the others are not lost. A record that others have put
+    meanwhile under a key that was removed before the kill stays."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=WriterOptions(commit_records_max=2)))
+    rig.create_topic("books", BOOKS)
+    rig.run(changes("+a", "+b", "+c"))
+    request = changes("-a", "-none", "+d", "-d", "-b", "+c", "-c", "+e", sequence=1)
+    rig.store.commits.submit(request)
+    for _ in range(turns):
+        rig.turn()
+    rig.crash()
+    removed_before = b"a" not in rig.live("books")
+    if removed_before:
+        rig.run(changes("+a"))
+    outcome = rig.run(request)
+    assert outcome.applied + outcome.duplicates == 8
+    assert outcome.duplicates == 2 * turns
+    assert set(rig.live("books")) == ({b"a", b"e"} if removed_before else {b"e"})
+    assert rig.store.cuts.publisher_position("p") == (1, 8)
+    rig.close()
+
+
+def test_a_request_that_only_removes_creates_no_topic(tmp_path: Path) -> None:
+    """K1, P11: it is applied and changes nothing; its publisher is remembered. With a put it creates the topic."""
+    rig = Rig(tmp_path, options=StoreOptions(dynamic_topics=True))
+    request = Publish("new", [b""], ["a"], removals=[True], publisher=PublisherPosition("p", 1, 1))
+    assert rig.run(request).applied == 1
+    assert "new" not in rig.store.topics.by_name
+    assert rig.run(request).duplicates == 1
+    assert rig.run(Publish("new", [b"", b"{}"], ["a", "a"], removals=[True, False])).applied == 2
+    assert set(rig.live("new")) == {b"a"}
+    assert rig.run(request).duplicates == 1
+    rig.close()

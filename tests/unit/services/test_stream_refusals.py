@@ -10,6 +10,7 @@ import pytest
 from google.rpc import status_pb2
 
 from sow.v1 import sow_pb2, types_pb2
+from sow_server.engine.disk.rocks import META
 from sow_server.engine.values.errors import Reason
 from sow_server.engine.values.model import MessageType, Publish, TopicSettings
 from tests.support.fakes.guarded import GuardedParts
@@ -133,6 +134,24 @@ def test_a_publisher_that_was_fenced_is_told_so_whatever_the_topic(rig: Rig) -> 
         parts.answers("desk", "OpenPublisher", publisher_id="p")
         last = parts.ask("desk", "PublishStream", batch("missing", "a", sequence=2))[-1]
         assert "is fenced by epoch 2" in last.message  # type: ignore[attr-defined]
+
+
+def test_a_caller_that_may_publish_nowhere_gets_no_refusals_and_no_commits(rig: Rig) -> None:
+    """A7: it would have the memory of publishers."""
+    with parts_of(rig, "read") as parts:
+        before = len(rig.rows(META))
+        last = parts.ask("desk", "PublishStream", batch("others", "a", sequence=1))[-1]
+        assert isinstance(last, status_pb2.Status)
+        assert len(rig.rows(META)) == before
+
+
+def test_a_refused_record_is_remembered_for_its_own_caller(rig: Rig) -> None:
+    """A3: the id of a publisher is that of its caller, also where the topic is hidden."""
+    with parts_of(rig) as parts:
+        parts.answers("desk", "PublishStream", batch("others", "a", sequence=1))
+    assert rig.store.cuts.publisher_position("desk/p") == (1, 1)
+    assert rig.store.cuts.publisher_position("p") == (0, 0)
+    assert rig.store.writer.publishers.find("desk/p").topics == ()
 
 
 # --- removals over the wire ------------------------------------------------------------------------------------------
