@@ -333,10 +333,9 @@ def record_form(
                 return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
             if record.row and row is not None:
                 return row(line)
-            refused_removal = record.op == "delete" and record.reason is not None
-            if refused_removal and record.key is None:
-                return Item(payload_of(record), removes=True)
-            if refused_removal or (removes is not None and removes(line)):
+            if record.op == "delete" and record.reason is not None:
+                return Item(b"" if record.key else payload_of(record), record.key, removes=True)
+            if removes is not None and removes(line):
                 if record.key is None:
                     raise BadLine("KEY_REQUIRED", "the line has no key, which a removal needs")
                 return Item(b"", record.key, removes=True)

@@ -33,9 +33,9 @@ from sow_cli.ignored import (
     told_in_remarks,
 )
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, LineNumbers, Parse, SentItems
+from sow_cli.one_record import published_facts
 from sow_cli.operations import operations_of
 from sow_cli.output import Fact, Output, note, output_option
-from sow_cli.published import published_facts
 from sow_cli.session import Session
 from sow_cli.sources import (
     FileInput,
@@ -252,8 +252,8 @@ def publish(
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
     condition = _condition(if_absent, if_present, if_version, of_one=data is not None or key is not None)
     one_by_one = strict or condition.is_one or data is not None or key is not None
-    for name, is_given in ((_OTHER_WAYS, one_by_one), ("--raw", raw)):
-        arguments.refuse_together(("--op-field", op_field is not None), (name, is_given))
+    for name, there in ((_OTHER_WAYS, one_by_one), ("--raw", raw)):
+        arguments.refuse_together(("--op-field", op_field is not None), (name, there))
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
     with session.client() as client, told_in_remarks():
@@ -261,13 +261,8 @@ def publish(
         target = target_of(found)
         is_told = remark_lifetime(found, ttl, expire_at)
         removes = operations_of(op_field, target, of_lines=given["records"] is True)
-        reading = reading_of(
-            given,
-            target,
-            has_lifetime=bool(ttl or expire_at),
-            keep_spaces=raw,
-            removes=removes if given["records"] else None,
-        )
+        is_given = bool(ttl or expire_at)
+        reading = reading_of(given, target, has_lifetime=is_given, keep_spaces=raw, removes=removes)
         parse = line_parser(reading, target, as_it_is=raw or (key is not None and data is None))
         job = _Job(client, topic, lifetime, _merging(delta, unset), durability, batch_records, condition)
         if data is not None or key is not None:
@@ -278,15 +273,7 @@ def publish(
         tally = Tally(Refusals(errors_file(given, inputs), of_json=target.message_type == "json"))
         tally.removed = None if removes is None else 0
         for file in inputs:
-            source = FileInput(
-                file,
-                parse,
-                reading,
-                target,
-                in_progress="publishing",
-                several=len(inputs) > 1,
-                removes=None if given["records"] else removes,
-            )
+            source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
                 break
         tell_created(client, topic, found, published=tally.published)

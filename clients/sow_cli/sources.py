@@ -62,11 +62,9 @@ class FileInput:
         *,
         in_progress: str,
         several: bool,
-        removes: Operations | None = None,
     ) -> None:
-        """`in_progress`: the word in front of the bar. `several`: there are other files, so places name this one.
-        `removes`: whether a document is a removal; None: none is."""
-        self._removes = removes
+        """`in_progress`: the word in front of the bar. `several`: there are other files, so places name this one."""
+        self._removes = reading.removes
         self._input = opened(file, name_of(file), parse, reading, target, size=_size_of(file))
         self.place = Place(name_of(file) if several else "", self._input.unit)
         total = self._input.total
@@ -286,7 +284,7 @@ def reading_of(
     removes: Operations | None = None,
 ) -> Reading:
     """The way in which the options want files to be read. `has_lifetime`: one is given for all records. `removes`:
-    whether the line of a record is a removal. Raises a usage error."""
+    whether a document is a removal; with --records, whether a line is. Raises a usage error."""
     types: dict[str, ColumnType] = {}
     for one in [one for some in given["types"] for one in some]:
         name, _, kind = one.rpartition("=")
@@ -312,6 +310,7 @@ def reading_of(
         encoding=given["encoding"],
         keyed=keyed,
         keep_spaces=keep_spaces,
+        removes=None if records else removes,
     )
     if keep_spaces:
         return reading
@@ -323,7 +322,7 @@ def reading_of(
         is_told=records is True,
         keyed=keyed,
         row=RowReader(reading, target),
-        removes=removes,
+        removes=removes if records else None,
     )
     return replace(reading, record=record)
 

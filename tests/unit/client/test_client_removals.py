@@ -71,7 +71,7 @@ def test_a_request_with_removals_waits_for_a_stream_to_a_server_that_knows_them(
 
 
 def test_the_rest_of_a_request_keeps_its_removals() -> None:
-    """publish core [4]"""
+    """_publish_core [4]"""
     core = core_of()
     core.plain, core.checked = False, REMOVALS
     core.pending += [b"1", Removal(b"", "a"), Removal(b"", "b"), b"2"]
