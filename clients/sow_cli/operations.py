@@ -1,4 +1,4 @@
-"""What a line asks for, by a field of it: to publish its record, or to remove that of its key (rule P11)."""
+"""The operation that a line asks for, in a field of it: its record is published, or that of its key removed (P11)."""
 
 from __future__ import annotations
 

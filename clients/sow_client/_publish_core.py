@@ -197,7 +197,7 @@ class PublishCore:
             )
         )
         self.checked: Needed | None = None
-        """What the server of the present stream was found to know."""
+        """The contract that the server of the present stream was found to have; None: it was not asked."""
         self.must_reopen = False
         """The present stream cannot take the next request: its server was not asked whether it knows removals."""
         self._defaults = defaults
