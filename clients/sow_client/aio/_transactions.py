@@ -67,6 +67,9 @@ class AsyncTransaction:
         self._ended = False
         self._results: Results = []
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._changes)} changes{', ended' if self._ended else ''})"
+
     @property
     def results(self) -> Results:
         """After the block: the outcome of each put and removal, in their order."""

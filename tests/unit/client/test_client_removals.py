@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import pytest
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_client import FailedPrecondition, InvalidArgument
-from sow_client._contract import REMOVALS
+from sow_client import Cancelled, FailedPrecondition, InvalidArgument, PayloadForm, Published, Transaction
+from sow_client._contract import REMOVALS, Needed, needed
 from sow_client._lifetimes import lifetime
+from sow_client._payloads import Encoding
 from sow_client._publish_columns import Removal, checked_columns, row_columns
 from sow_client._publish_core import PublishCore, PublisherOptions, StreamDefaults
+from sow_client.blocking._transactions import Collected, request_of
 
 
 def core_of() -> PublishCore:
@@ -83,3 +88,55 @@ def test_the_rest_of_a_request_keeps_its_removals() -> None:
     rest = core.next_request()
     assert rest is not None
     assert (list(rest.remove), list(rest.key)) == ([True, False], ["b", ""])
+
+
+# ---- transactions ----
+
+
+def collected(block: Callable[[Transaction], None]) -> list[Collected]:
+    """What a transaction sends at the end of its block."""
+    sent: list[Collected] = []
+
+    def send(changes: Sequence[Collected]) -> list[Published]:
+        sent.extend(changes)
+        return []
+
+    with Transaction(send) as change:
+        block(change)
+    return sent
+
+
+def test_a_transaction_sends_its_puts_and_removals_as_one_atomic_request() -> None:
+    def move(change: Transaction) -> None:
+        change.remove("a", only_if_version=7)
+        change.publish({"id": "b"}, ttl="1s")
+        change.remove(data={"id": "c"})
+
+    request = request_of("orders", collected(move), Encoding(PayloadForm()), "buffered")
+    first, second, third = request.records
+    assert request.atomic
+    assert (first.key, first.remove, first.condition.only_if_version) == ("a", True, 7)
+    assert (second.payload, second.remove, second.lifetime.ttl_micros) == (b'{"id":"b"}', False, 1_000_000)
+    assert (third.payload, third.remove, third.HasField("key")) == (b'{"id":"c"}', True, False)
+    assert needed(request) == Needed("records.remove", 3)
+
+
+def test_a_transaction_whose_block_raises_sends_nothing_and_is_used_once() -> None:
+    def fails(change: Transaction) -> None:
+        change.remove("a")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        assert collected(fails) is None
+    assert collected(lambda change: None) == []
+    with Transaction(lambda changes: []) as change:
+        pass
+    for again in (lambda: change.remove("a"), lambda: change.publish({"id": 1})):
+        with pytest.raises(Cancelled, match="closed"):
+            again()
+
+
+@pytest.mark.parametrize("given", [{}, {"key": "a", "data": {"id": 1}}])
+def test_a_removal_needs_a_key_or_a_document(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="exactly one of both"):
+        collected(lambda change: change.remove(**given))
