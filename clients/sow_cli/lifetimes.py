@@ -10,8 +10,8 @@ import click
 from sow_cli import arguments
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.ignored import count_ignored, remark, remark_if_past, told_in_remarks
+from sow_cli.one_record import published_facts
 from sow_cli.output import Output, note, output_option
-from sow_cli.publishing import published_facts
 from sow_cli.session import Session
 from sow_client import Client, Published, Refusal, TouchOnlyName
 

@@ -38,6 +38,8 @@ class Item(NamedTuple):
     key: str | None = None
     expire_time_micros: int | None = None
     """`NEVER_MICROS`: never. None: the lifetime that the command gives."""
+    removes: bool = False
+    """True: the record of the key is removed. Without a key it is that of the document."""
 
 
 class BadLine(Exception):
@@ -211,6 +213,8 @@ class _RecordLine(msgspec.Struct):
     """There, too: a row of a table."""
     reason: str | None = None
     """There, too. Without an expire time of its own, such a record gets that of the command."""
+    op: str | None = None
+    """There, too, "delete": a removal."""
     key: str | None = None
     expire_time_micros: int | None = None
 
@@ -298,11 +302,13 @@ def record_form(
     is_told: bool = False,
     keyed: Parse | None = None,
     row: Parse | None = None,
+    removes: Callable[[bytes], bool] | None = None,
 ) -> Parse:
     """Lines as `sow query --format ndjson` and --errors write them, of payloads of a form. `with_key`: the topic needs
     a key, and gets the line's, or the one that `keyed` takes from the document. `stamps`: records keep their expire
     times, and `absent` stands for one that has none. `is_told`: the user says that lines are records; else the first
-    one is, and others may be documents. `row` makes a record of a line that has one."""
+    one is, and others may be documents. `row` makes a record of a line that has one. `removes`: whether a line is a
+    removal, by its key."""
     decode: Callable[[bytes], _RecordLine] = msgspec.json.Decoder(_RecordLine if is_told else _OwnLine).decode
     decode_text = msgspec.json.Decoder(str).decode
 
@@ -327,6 +333,12 @@ def record_form(
                 return read(decode_text(inner).encode() if inner[:1] == b'"' else inner)
             if record.row and row is not None:
                 return row(line)
+            if record.op == "delete" and record.reason is not None:
+                return Item(b"" if record.key else payload_of(record), record.key, removes=True)
+            if removes is not None and removes(line):
+                if record.key is None:
+                    raise BadLine("KEY_REQUIRED", "the line has no key, which a removal needs")
+                return Item(b"", record.key, removes=True)
             data = payload_of(record)
         except (msgspec.DecodeError, UnicodeError) as error:
             hint = "" if is_told else ", as the first line is; see --records and --no-records"

@@ -33,6 +33,8 @@ from sow_cli.ignored import (
     told_in_remarks,
 )
 from sow_cli.lines import NEVER_MICROS, BadLine, Item, LineNumbers, Parse, SentItems
+from sow_cli.one_record import published_facts
+from sow_cli.operations import operations_of
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session
 from sow_cli.sources import (
@@ -52,6 +54,8 @@ from sow_client import Client, DurabilityName, NotFound, Published, Refusal, Sow
 
 _STRICT_RECORDS_MAX: Final = 1_000  # an atomic request holds no more (rule K8)
 _STRICT_BYTES_MAX: Final = 8 * 2**20
+_OTHER_WAYS: Final = "--strict, --if-absent, --if-present, --data or --key"
+"""Ways to publish that have no removals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class Tally:
     refusals: Refusals
     published: int = 0
     ttls_ignored: int = 0
+    removed: int | None = None
+    """None: no record can be a removal."""
     started: float = field(default_factory=time.monotonic)
 
 
@@ -125,6 +131,8 @@ Examples:
   sow publish orders --delta --unset /note --data '{"id": 1, "price": 9.7}'
   tail -f ticks.ndjson | sow publish ticks --key-field symbol
   sow query orders --format ndjson | sow publish copy
+  sow publish customers events.ndjson --op-field __op
+  sow changes orders | sow publish copy --records --op-field op
   sow publish images --key logo logo.png
 """
 
@@ -171,6 +179,12 @@ Examples:
     multiple=True,
     metavar="PATH,…",
     help="With --delta: fields to remove from each record, such as /note (repeatable).",
+)
+@click.option(
+    "--op-field",
+    metavar="NAME",
+    help="The field that says what is done with a record: it is removed where the field is delete or d, and published "
+    "where it is put, c, u or r. With --records it is a field of the line, as in those of `sow changes`.",
 )
 @click.option("--raw", is_flag=True, help="Each line is an unchanged payload, whatever the topic's message type.")
 @click.option(
@@ -222,6 +236,7 @@ def publish(
     keep_ttl: bool,
     delta: bool,
     unset: tuple[tuple[str, ...], ...],
+    op_field: str | None,
     raw: bool,
     batch_records: int,
     durability: DurabilityName | None,
@@ -236,13 +251,18 @@ def publish(
     _check_input(data, key, files, given, raw=raw)
     arguments.refuse_together(("--keep-ttl", keep_ttl), (f"--ttl-mode {ttl_mode}", ttl_mode == "extend"))
     condition = _condition(if_absent, if_present, if_version, of_one=data is not None or key is not None)
+    one_by_one = strict or condition.is_one or data is not None or key is not None
+    for name, there in ((_OTHER_WAYS, one_by_one), ("--raw", raw)):
+        arguments.refuse_together(("--op-field", op_field is not None), (name, there))
     lifetime = Lifetime(ttl, expire_at, keep_ttl or ttl_mode == "keep", ttl_mode == "extend")
     inputs: tuple[BufferedReader, ...] = tuple(map(buffered, files)) or (standard_input(),)
     with session.client() as client, told_in_remarks():
         found = described_topic(client, topic)
         target = target_of(found)
         is_told = remark_lifetime(found, ttl, expire_at)
-        reading = reading_of(given, target, has_lifetime=bool(ttl or expire_at), keep_spaces=raw)
+        removes = operations_of(op_field, target, of_lines=given["records"] is True)
+        is_given = bool(ttl or expire_at)
+        reading = reading_of(given, target, has_lifetime=is_given, keep_spaces=raw, removes=removes)
         parse = line_parser(reading, target, as_it_is=raw or (key is not None and data is None))
         job = _Job(client, topic, lifetime, _merging(delta, unset), durability, batch_records, condition)
         if data is not None or key is not None:
@@ -251,6 +271,7 @@ def publish(
             tell_created(client, topic, found, published=1)
             return
         tally = Tally(Refusals(errors_file(given, inputs), of_json=target.message_type == "json"))
+        tally.removed = None if removes is None else 0
         for file in inputs:
             source = FileInput(file, parse, reading, target, in_progress="publishing", several=len(inputs) > 1)
             if not _publish_file(job, source, tally, strict=strict):
@@ -381,8 +402,10 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
             send = publisher.publish
             for _, item in source.records(numbers, bad, lambda: publisher.acknowledged):
                 sent.add(item)
-                data, key, expire_time_micros = item
-                if expire_time_micros == NEVER_MICROS:
+                data, key, expire_time_micros, removes = item
+                if removes:
+                    publisher.remove(key, data=data if key is None else None)
+                elif expire_time_micros == NEVER_MICROS:
                     send(data, key=key, ttl="never")
                 else:
                     send(data, key=key, expire_at=expire_time_micros)
@@ -395,6 +418,8 @@ def _publish_all(job: _Job, source: FileInput, tally: Tally) -> None:
     finally:
         tally.published += publisher.applied + publisher.duplicates
         tally.ttls_ignored += publisher.ttls_ignored
+        if tally.removed is not None:
+            tally.removed += publisher.removed
 
 
 def _publish_checked(job: _Job, source: FileInput, tally: Tally) -> None:
@@ -525,38 +550,6 @@ def tell_created(client: Client, name: str, found: Topic | None, *, published: i
             remark_created(name, [topic.name for topic in client.topics()])
 
 
-def published_facts(topic: str, done: Published) -> list[Fact]:
-    """The facts that a publish or a touch of one record returns."""
-    expire = done.expire_time_micros
-    now_micros = time.time_ns() // 1_000
-    expires = (
-        display.expire_time(expire, now_micros, acts=not done.ttl_ignored)
-        if done.expire_time_known
-        else display.UNKNOWN
-    )
-    facts = [
-        Fact("topic", topic, topic),
-        Fact("key", done.key, display.safe(done.key)),
-        Fact("version", done.version or None, str(done.version or display.UNKNOWN)),
-        Fact(
-            "expire_time_micros",
-            expire,
-            expires,
-            label="expires",
-        ),
-        Fact("sequence", done.sequence or None, str(done.sequence or display.UNKNOWN)),
-        Fact("bookmark", done.bookmark, done.bookmark or "", in_lists=False),
-        Fact("delivered", done.delivered, "" if done.delivered is None else display.count(done.delivered)),
-    ]
-    if done.ttl_ignored:
-        facts.append(Fact("ttl_ignored", True, "" if expire is not None else "yes: the topic has expiration disabled"))
-    if done.duplicate:
-        facts.append(Fact("duplicate", True, "yes: an earlier attempt had been applied"))
-    if not done.expire_time_known:
-        facts.append(Fact("expire_time_known", False, ""))
-    return facts
-
-
 def _summary(topic: str, tally: Tally) -> list[Fact]:
     seconds = max(time.monotonic() - tally.started, 1e-6)
     micros, rate = round(seconds * 1e6), round(tally.published / seconds)
@@ -564,6 +557,7 @@ def _summary(topic: str, tally: Tally) -> list[Fact]:
     return [
         Fact("topic", topic, topic),
         Fact("published", tally.published, display.records(tally.published)),
+        *([] if tally.removed is None else [Fact("removed", tally.removed, display.records(tally.removed))]),
         *tally.refusals.facts(),
         *([Fact("ttls_ignored", ignored, f"of {display.records(ignored)}", label="no effect: ttl")] if ignored else []),
         Fact("elapsed_micros", micros, display.duration(micros), label="time"),

@@ -126,6 +126,9 @@ def kept(record: Item | BadLine | None, of_json: bool) -> Mapping[str, object]:
     """A record in the file of --errors ([1]). `of_json`: the records of the topic are JSON."""
     if record is None:
         return {}
+    if isinstance(record, Item) and record.removes:
+        # Read again, it is a removal without --op-field.
+        return _metadata(record) | {"op": "delete"} | ({} if record.key else dict(kept(Item(record.data), of_json)))
     if isinstance(record, Item):
         return _metadata(record) | (_document(record.data) if of_json else {"payload": _base64(record.data)})
     if not record.text:

@@ -77,6 +77,8 @@ class Reading:
     """The encoding of a text. None: UTF-8, or the one that a byte order mark in front of the text names."""
     keyed: Parse | None = None
     """Gives a document its key."""
+    removes: Callable[[bytes], bool] | None = None
+    """True for a document that removes the record of its key. None: there is none."""
     keep_spaces: bool = False
     """True: spaces around a line belong to it."""
 

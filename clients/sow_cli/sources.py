@@ -36,6 +36,7 @@ from sow_cli.lines import (
     keyed_by,
     record_form,
 )
+from sow_cli.operations import Operations, marked
 from sow_cli.output import Fact, note, progress
 from sow_cli.refused import RowReader, kept, pointed_at
 from sow_cli.row_records import KINDS, Kind, Reading, Target
@@ -63,6 +64,7 @@ class FileInput:
         several: bool,
     ) -> None:
         """`in_progress`: the word in front of the bar. `several`: there are other files, so places name this one."""
+        self._removes = reading.removes
         self._input = opened(file, name_of(file), parse, reading, target, size=_size_of(file))
         self.place = Place(name_of(file) if several else "", self._input.unit)
         total = self._input.total
@@ -86,6 +88,8 @@ class FileInput:
         for outcomes, read in self._input:
             for outcome in outcomes:
                 number += 1
+                if self._removes is not None and isinstance(outcome, Item):
+                    outcome = marked(outcome, self._removes)  # noqa: PLW2901 - the same one
                 if type(outcome) is Item:
                     wrong = _fault(outcome)
                     if wrong is None:
@@ -104,7 +108,7 @@ class FileInput:
 
 def _fault(item: Item) -> tuple[str, str] | None:
     """Why the client refuses a record, which would end the whole run; None: it does not."""
-    data, key, stamp = item
+    data, key, stamp, _ = item
     if len(data) > PAYLOAD_BYTES_MAX:
         return "PAYLOAD_TOO_LARGE", "the payload is larger than 16 MiB"
     if key is not None and len(key) > KEY_CHARACTERS_MAX:
@@ -271,9 +275,16 @@ def errors_file(given: InputOptions, inputs: Iterable[BufferedReader]) -> IO[byt
     return context.with_resource(packing.packed(context.with_resource(plain), path.name))
 
 
-def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_spaces: bool = False) -> Reading:
-    """The way in which the options want files to be read. `has_lifetime`: one is given for all records. Raises a
-    usage error."""
+def reading_of(
+    given: InputOptions,
+    target: Target,
+    *,
+    has_lifetime: bool,
+    keep_spaces: bool = False,
+    removes: Operations | None = None,
+) -> Reading:
+    """The way in which the options want files to be read. `has_lifetime`: one is given for all records. `removes`:
+    whether a document is a removal; with --records, whether a line is. Raises a usage error."""
     types: dict[str, ColumnType] = {}
     for one in [one for some in given["types"] for one in some]:
         name, _, kind = one.rpartition("=")
@@ -299,6 +310,7 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
         encoding=given["encoding"],
         keyed=keyed,
         keep_spaces=keep_spaces,
+        removes=None if records else removes,
     )
     if keep_spaces:
         return reading
@@ -310,6 +322,7 @@ def reading_of(given: InputOptions, target: Target, *, has_lifetime: bool, keep_
         is_told=records is True,
         keyed=keyed,
         row=RowReader(reading, target),
+        removes=removes if records else None,
     )
     return replace(reading, record=record)
 

@@ -103,6 +103,7 @@ from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
 from sow_client.blocking._reading import QueryResult
+from sow_client.blocking._transactions import Transaction
 from sow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -135,6 +136,7 @@ if TYPE_CHECKING:
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
     from sow_client.aio._reading import AsyncQueryResult
+    from sow_client.aio._transactions import AsyncTransaction
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
@@ -145,6 +147,7 @@ _LATER: Final = {
     "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",
     "AsyncSubscription": "sow_client._aio_subscription",
+    "AsyncTransaction": "sow_client.aio._transactions",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""
 
@@ -175,6 +178,7 @@ __all__ = [
     "AsyncPublisher",
     "AsyncQueryResult",
     "AsyncSubscription",
+    "AsyncTransaction",
     "BacklogActionName",
     "BackupMade",
     "Browsed",
@@ -273,6 +277,7 @@ __all__ = [
     "TopicSettingsArguments",
     "TopicStatistics",
     "TouchOnlyName",
+    "Transaction",
     "Unavailable",
     "UnsoundRow",
     "Verified",

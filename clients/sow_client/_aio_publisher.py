@@ -108,6 +108,21 @@ class AsyncPublisher(PublisherBase):
         elif self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
 
+    async def remove(self, key: Key | None = None, *, data: Document | None = None) -> None:
+        """Takes a removal: the live record of the key is deleted, in its place among the records; see
+        `Publisher.remove`."""
+        removal = self._removal(key, data, None if data is None else await self._payload_of(data))
+        self._core.plain = False
+        self._append(removal)
+        self._filled += len(removal.payload)
+        if len(self._pending) >= self._batch_records:
+            await self._seal_all()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(self._core.options.linger, self._lingered)
+
+    async def _payload_of(self, data: Document) -> bytes:
+        return self._encode(data) if self._encode else await self._first(data)
+
     async def _first(self, data: Document) -> bytes:
         """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
         bytes and text do not need it."""
@@ -145,10 +160,11 @@ class AsyncPublisher(PublisherBase):
         keys: Sequence[str] | None = None,
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
+        removals: Sequence[bool] | None = None,
     ) -> None:
         """Takes many records at once, for a fraction of the cost of as many `publish` calls; see
         `Publisher.publish_columns`."""
-        bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
+        bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros, removals)
         if self._stopped:
             raise self._stop_error()
         if self._pending:
@@ -295,7 +311,7 @@ class AsyncPublisher(PublisherBase):
             request = self._core.next_request()
             if request is not None:
                 yield request
-            elif self._closing:
+            elif self._closing or self._core.must_reopen:
                 return
             else:
                 self._work.clear()

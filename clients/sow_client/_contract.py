@@ -30,6 +30,9 @@ KNOWN_ELSEWHERE: Final = Needed("publisher.publisher_token", 2)
 """The contract by which instances report publishers to each other (rule F11). Where one does not, a retry is applied
 again."""
 
+REMOVALS: Final = Needed("remove", 3)
+"""The contract that knows removals in a stream (rule P11). An older server would publish their documents."""
+
 _EXTEND: Final = f"ttl_mode={types_pb2.TTL_MODE_EXTEND}"
 _REPLICATED: Final = f"durability={types_pb2.DURABILITY_REPLICATED}"
 _CAPS: Final = ("max_records", "max_stored_bytes")
@@ -58,8 +61,8 @@ _PARAMETERS: Final = {"parameters": 3}
 _PUBLISH: Final = (_EXTEND, _REPLICATED, "delta", "unset_paths")
 
 FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
-    sow_pb2.PublishRequest: dict.fromkeys(_PUBLISH, 2),
-    sow_pb2.PublishStreamRequest: dict.fromkeys(_PUBLISH, 2),
+    sow_pb2.PublishRequest: {**dict.fromkeys(_PUBLISH, 2), "records.remove": 3},
+    sow_pb2.PublishStreamRequest: {**dict.fromkeys(_PUBLISH, 2), "remove": 3},
     sow_pb2.GetRequest: dict.fromkeys(("touch", "touch_below_micros", "min_position"), 2),
     sow_pb2.QueryRequest: {
         **dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
@@ -102,6 +105,9 @@ def _test_of(request: type[Message], path: str) -> _IsSet:
     """The test whether a request has a field, perhaps with a value: something true if it has."""
     name, _, value = path.partition("=")
     parent, _, leaf = name.rpartition(".")
+    if parent and (column := request.DESCRIPTOR.fields_by_name.get(parent)) and column.is_repeated:
+        each, of_each = attrgetter(parent), attrgetter(leaf)
+        return lambda message: any(map(of_each, each(message)))
     descriptor = request.DESCRIPTOR
     for step in parent.split(".") if parent else ():
         kind = descriptor.fields_by_name[step].message_type

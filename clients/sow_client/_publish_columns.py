@@ -24,8 +24,17 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 PAYLOAD_BYTES_MAX: Final = _writes.REQUEST_BYTES_MAX
 KEY_CHARACTERS_MAX: Final = 512 * 1024
 """No server takes a longer key (rule K8). It could make a message too large although its payload is not."""
-Pending: TypeAlias = bytes | tuple[bytes, str | None, Lifetime | None]
-"""A record that waits: its payload, or payload, key and lifetime."""
+
+
+class Removal(NamedTuple):
+    """A removal that waits (rule P11): it has a key, or a document."""
+
+    payload: bytes
+    key: str | None
+
+
+Pending: TypeAlias = bytes | tuple[bytes, str | None, Lifetime | None] | Removal
+"""A record that waits: its payload; or payload, key and lifetime; or a removal."""
 
 
 class RequestColumns(NamedTuple):
@@ -37,6 +46,8 @@ class RequestColumns(NamedTuple):
     micros: Sequence[int]
     size: int
     """Bytes of the payloads."""
+    removals: Sequence[bool] = ()
+    """Which rows are removals. Then an empty key stands for none."""
 
 
 _ABSENT: Final = Lifetime(types_pb2.LIFETIME_KIND_UNSPECIFIED, 0)
@@ -51,6 +62,8 @@ def plain_columns(taken: list[Pending]) -> RequestColumns:
 
 def row_columns(taken: list[Pending]) -> RequestColumns:
     """Columns of the longest beginning that may go in one request: all with a key, or all without."""
+    if Removal in set(map(type, taken)):
+        return _columns_with_removals(taken)
     rows = [item if type(item) is tuple else (item, None, None) for item in taken]
     payloads, keys, lifetimes = zip(*rows, strict=True)
     keyed = keys[0] is not None
@@ -64,6 +77,32 @@ def row_columns(taken: list[Pending]) -> RequestColumns:
     if lifetimes.count(None) < fitting:
         kinds, micros = zip(*[lifetime or _ABSENT for lifetime in lifetimes], strict=True)
     return RequestColumns(payloads, keys[:fitting] if keyed else (), kinds, micros, sum(map(len, payloads)))
+
+
+def _columns_with_removals(taken: list[Pending]) -> RequestColumns:
+    """As `row_columns`: a removal may have a key where the puts have none."""
+    rows = [
+        (item.payload, item.key or "", None)
+        if isinstance(item, Removal)
+        else (item, "", None)
+        if isinstance(item, bytes)
+        else (item[0], item[1] or "", item[2])
+        for item in taken
+    ]
+    payloads, keys, lifetimes = zip(*rows, strict=True)
+    fitting, size = fitting_rows(payloads, keys)
+    kinds: Sequence[types_pb2.LifetimeKind.ValueType] = ()
+    micros: Sequence[int] = ()
+    if lifetimes.count(None) < len(lifetimes):
+        kinds, micros = zip(*[lifetime or _ABSENT for lifetime in lifetimes[:fitting]], strict=True)
+    return RequestColumns(
+        payloads[:fitting],
+        keys[:fitting] if any(keys) else (),
+        kinds,
+        micros,
+        size,
+        [isinstance(item, Removal) for item in taken[:fitting]],
+    )
 
 
 def fitting_rows(payloads: Sequence[bytes], keys: Sequence[str] | None) -> tuple[int, int]:
@@ -88,6 +127,7 @@ class CheckedColumns(NamedTuple):
     keys: Sequence[str] | None
     kinds: Sequence[types_pb2.LifetimeKind.ValueType] | None
     micros: array[int] | None
+    removals: Sequence[bool] | None = None
 
     def cut(self, start: int, records: int) -> RequestColumns:
         """Columns of the next request: at most `records` rows, and only as many as fit in one request."""
@@ -100,6 +140,7 @@ class CheckedColumns(NamedTuple):
             () if self.kinds is None else self.kinds[start:stop],
             () if self.micros is None else self.micros[start:stop],
             size,
+            () if self.removals is None or True not in (part := self.removals[start:stop]) else part,
         )
 
 
@@ -108,6 +149,7 @@ def checked_columns(
     keys: Sequence[str] | None,
     lifetime_kinds: Iterable[int] | None,
     lifetime_micros: Iterable[int] | None,
+    removals: Sequence[bool] | None = None,
 ) -> CheckedColumns:
     """Checks all columns before anything is sent. Raises InvalidArgument with column and row, or PAYLOAD_TOO_LARGE.
 
@@ -128,8 +170,14 @@ def checked_columns(
             row = next(index for index, key in enumerate(keys) if not _well_formed(key))
             raise invalid(f"keys[{row}]", "is not well-formed Unicode") from None
     check_sizes(payloads, keys)
+    if removals is not None:
+        _check_length("removals", removals, payloads)
+        kinds_of_removals = list(map(type, removals))
+        if kinds_of_removals.count(bool) < len(kinds_of_removals):
+            row = next(index for index, kind in enumerate(kinds_of_removals) if kind is not bool)
+            raise invalid(f"removals[{row}]", f"is {kinds_of_removals[row].__name__}, not bool")
     if lifetime_kinds is None and lifetime_micros is None:
-        return CheckedColumns(payloads, keys, None, None)
+        return CheckedColumns(payloads, keys, None, None, removals)
     if lifetime_kinds is None or lifetime_micros is None:
         missing = "lifetime_kinds" if lifetime_kinds is None else "lifetime_micros"
         raise invalid(missing, "is missing: a lifetime is a kind and a number of microseconds")
@@ -149,8 +197,10 @@ def checked_columns(
             if value and kind in _WITHOUT_MICROS:
                 raise invalid(f"lifetime_micros[{row}]", f"is {value}, and must be 0 for this kind of lifetime")
     if found <= {types_pb2.LIFETIME_KIND_UNSPECIFIED}:
-        return CheckedColumns(payloads, keys, None, None)
-    return CheckedColumns(payloads, keys, cast(list[types_pb2.LifetimeKind.ValueType], kinds), micros)
+        return CheckedColumns(payloads, keys, None, None, removals)
+    if removals is not None and (row := next((row for row, one in enumerate(removals) if one and kinds[row]), -1)) >= 0:
+        raise invalid(f"lifetime_kinds[{row}]", "is of a removal, which has no lifetime")
+    return CheckedColumns(payloads, keys, cast(list[types_pb2.LifetimeKind.ValueType], kinds), micros, removals)
 
 
 def check_sizes(payloads: Sequence[bytes], keys: Sequence[str] | None) -> None:

@@ -33,7 +33,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _reads, _statuses, _timeouts, _writes
-from sow_client._contract import needed
+from sow_client._contract import REMOVALS, Needed, needed
 from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._publish_columns import CheckedColumns, Pending, RequestColumns, plain_columns, row_columns
 from sow_client._records import invalid
@@ -83,6 +83,8 @@ class Ack:
     the server is an older one."""
     ttls_ignored: int = 0
     """Applied records whose ttl or expire time has no effect, because the topic has expiration disabled. Rule: L3."""
+    removed: int = 0
+    """Removals among the applied records that have deleted a record. Rule: P11."""
 
     @property
     def records(self) -> int:
@@ -171,6 +173,7 @@ class PublishCore:
         self.duplicates = 0
         self.refused = 0
         self.ttls_ignored = 0
+        self.removed = 0
         self.publisher_epoch = publisher_epoch
         """Stamped on requests when they are sent, so it may become known after the first records were taken."""
         self.publisher_token = publisher_token
@@ -193,6 +196,10 @@ class PublishCore:
                 unset_paths=defaults.unset_paths,
             )
         )
+        self.checked: Needed | None = None
+        """The contract that the server of the present stream was found to have; None: it was not asked."""
+        self.must_reopen = False
+        """The present stream cannot take the next request: its server was not asked whether it knows removals."""
         self._defaults = defaults
         self.publisher_id = publisher_id
         self._next_index = 0
@@ -256,10 +263,13 @@ class PublishCore:
             delta=defaults.delta,
             unset_paths=defaults.unset_paths,
             encoded_as=self.encoded_as,
+            remove=columns.removals,
             publisher=types_pb2.PublisherPosition(
                 publisher_id=self.publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
             ),
         )
+        if columns.removals:
+            self.needs = REMOVALS
         self._queued.append(_Sealed(request, self._next_index, records, columns.size))
         self._next_index += records
         self._sealed_bytes += columns.size
@@ -308,8 +318,12 @@ class PublishCore:
     # ---- the stream ----
 
     def next_request(self) -> sow_pb2.PublishStreamRequest | None:
-        """The next request to write to the current stream; it counts as sent from now on."""
+        """The next request to write to the current stream; it counts as sent from now on. None: there is none, or
+        another stream has to be opened for it (`must_reopen`)."""
         if len(self._queued) <= self._holding:
+            return None
+        if self._queued[0].request.remove and self.checked != REMOVALS:
+            self.must_reopen = True
             return None
         sealed = self._queued.popleft()
         self._sent.append(sealed)
@@ -348,6 +362,7 @@ class PublishCore:
                 response.journal_epoch, max(response.last_sequence, response.last_duplicate_sequence)
             ),
             ttls_ignored=response.ttls_ignored,
+            removed=response.removed,
         )
         if ack.records != settled or settled > sealed.records:
             raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
@@ -364,6 +379,7 @@ class PublishCore:
         self.applied += ack.applied
         self.duplicates += ack.duplicates
         self.ttls_ignored += ack.ttls_ignored
+        self.removed += ack.removed
         self.refused += len(refusals)
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:
@@ -374,7 +390,7 @@ class PublishCore:
         """Takes the settled records off the front of a request."""
         request = sealed.request
         size = sum(map(len, request.payload[:settled]))
-        for column in (request.payload, request.key, request.lifetime_kind, request.lifetime_micros):
+        for column in (request.payload, request.key, request.lifetime_kind, request.lifetime_micros, request.remove):
             del column[:settled]
         request.publisher.first_sequence += settled
         sealed.first_index += settled
@@ -425,6 +441,9 @@ class PublishCore:
         first failure since the last record was settled. It is `retry_for`, or `connect_timeout` while the server was
         never reached.
         """
+        if self.must_reopen:
+            self.must_reopen = False
+            return 0.0
         passing = error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
         if not passing and not (error.reason in LOSSES and self.options.failover == "again" and not self.is_bound):
             raise self.failure(error) from error

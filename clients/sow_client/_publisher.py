@@ -98,6 +98,19 @@ class Sender(PublisherBase):
             with self._lock:
                 self._wake()
 
+    def remove(self, key: Key | None = None, *, data: Document | None = None) -> None:
+        """As `Publisher.remove`."""
+        removal = self._removal(key, data, None if data is None else self._encode(data))
+        self._core.plain = False
+        self._append(removal)
+        self._filled += len(removal.payload)
+        if len(self._pending) >= self._batch_records:
+            with self._lock:
+                self._seal_all()
+        elif self._idle:
+            with self._lock:
+                self._wake()
+
     def _first(self, data: Document) -> bytes:
         """The payload of a document, while the form of the topic's payloads is not known. May wait for the server;
         bytes and text do not need it."""
@@ -135,9 +148,10 @@ class Sender(PublisherBase):
         keys: Sequence[str] | None = None,
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
+        removals: Sequence[bool] | None = None,
     ) -> None:
         """As `Publisher.publish_columns`."""
-        bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros)
+        bulk = checked_columns(payloads, keys, lifetime_kinds, lifetime_micros, removals)
         with self._lock:
             if self._stopped:
                 raise self._stop_error()
@@ -298,7 +312,7 @@ class Sender(PublisherBase):
                     request = core.next_request()
                     if request is not None:
                         break
-                    if self._closing:
+                    if self._closing or core.must_reopen:
                         return
                     if not self._pending:
                         self._await_pending()
@@ -437,6 +451,18 @@ class Publisher(Figures):
         """Takes one record; `ttl` or `expire_at` overrides the publisher's own. May wait for room. Rule: L2."""
         self._sender.publish(data, key=key, ttl=ttl, expire_at=expire_at)
 
+    def remove(self, key: Key | None = None, *, data: Document | None = None) -> None:
+        """Takes a removal: the live record of the key is deleted, in its place among the records.
+
+        Give the `key`, as `sow_delete` takes it; or `data`, a document that has the key fields of the topic. Without a
+        live record it is applied, too, and changes nothing. As a record of the publisher it is applied once: sent again
+        after a break, it never removes a later record. It needs the permissions "publish" and "delete". May wait for
+        room.
+
+        Rule: P11.
+        """
+        self._sender.remove(key, data=data)
+
     def publish_columns(
         self,
         payloads: Sequence[bytes],
@@ -444,18 +470,20 @@ class Publisher(Figures):
         keys: Sequence[str] | None = None,
         lifetime_kinds: Iterable[int] | None = None,
         lifetime_micros: Iterable[int] | None = None,
+        removals: Sequence[bool] | None = None,
     ) -> None:
         """Takes many records at once, for a fraction of the cost of as many `publish` calls, and in order with those.
 
         Each column has one entry per record. `keys` is for topics without key fields. `lifetime_kinds` (numbers of
         `sow.v1.LifetimeKind`: 0 the publisher's own, 1 ttl, 2 expire time, 3 never) and `lifetime_micros`
-        (microseconds; 0 with kinds 0 and 3) are given together. May wait for room. Raises InvalidArgument with column
-        and row, and then takes none of the records.
+        (microseconds; 0 with kinds 0 and 3) are given together. `removals` says which records are removals, as by
+        `remove`: these have an empty payload and a key, or a document; an empty key stands for none. May wait for room.
+        Raises InvalidArgument with column and row, and then takes none of the records.
 
-        Rules: K3, L2.
+        Rules: K3, L2, P11.
         """
         self._sender.publish_columns(
-            payloads, keys=keys, lifetime_kinds=lifetime_kinds, lifetime_micros=lifetime_micros
+            payloads, keys=keys, lifetime_kinds=lifetime_kinds, lifetime_micros=lifetime_micros, removals=removals
         )
 
     def finish_unit(self, *, without_refused: bool = False) -> None:

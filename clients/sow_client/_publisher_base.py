@@ -11,9 +11,17 @@ from typing import Final, NoReturn
 from sow_client import _ignored, _process, _statuses
 from sow_client._documents import Document, encode
 from sow_client._failover import LOSSES
+from sow_client._keys import Key, optional_key
 from sow_client._payloads import Encoded, PayloadForm
-from sow_client._publish_columns import payload_too_large
+from sow_client._publish_columns import (
+    KEY_CHARACTERS_MAX,
+    PAYLOAD_BYTES_MAX,
+    Removal,
+    key_too_large,
+    payload_too_large,
+)
 from sow_client._publish_core import RETRIED_REASONS, Ack, PublishCore
+from sow_client._records import invalid
 from sow_client.errors import Refusal, SowError
 
 ANSWERS: Final = "the stream of acknowledgements"
@@ -44,6 +52,11 @@ class Figures:
     def refused(self) -> int:
         """Records that the server refused."""
         return self._core.refused
+
+    @property
+    def removed(self) -> int:
+        """Removals among the applied records that have deleted a record. Rule: P11."""
+        return self._core.removed
 
     @property
     def ttls_ignored(self) -> int:
@@ -100,6 +113,18 @@ class PublisherBase(Figures, _process.Owned):
 
     def _refuse(self, size: int) -> NoReturn:
         raise self._stop_error() if self._stopped else payload_too_large(size)
+
+    def _removal(self, key: Key | None, data: Document | None, payload: bytes | None) -> Removal:
+        """The removal to append. Raises what `publish` raises."""
+        if (key is None) is (data is None):
+            raise invalid("key", "give a key, or data that has the key fields: exactly one of both")
+        size = 0 if payload is None else len(payload)
+        if self._stopped or size > PAYLOAD_BYTES_MAX:
+            self._refuse(size)
+        text = optional_key(key)
+        if text is not None and len(text) > KEY_CHARACTERS_MAX:
+            raise key_too_large(text)
+        return Removal(payload or b"", text)
 
     def _stop_error(self) -> BaseException:
         return self._failure or _statuses.closed("publisher")

@@ -413,6 +413,8 @@ class Published:
 
     Rule: L7.
     """
+    removed: bool = False
+    """True for a removal that has deleted a record. A removal that found none has version and sequence 0. Rule: P11."""
 
     @property
     def expire_time(self) -> datetime | None:

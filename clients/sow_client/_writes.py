@@ -264,6 +264,7 @@ def outcome(
         expire_time_known=not (result.expire_time_unknown or (result.duplicate and not result.version)),
         bookmark=bookmark(journal_epoch, ends_at or result.sequence),
         delivered=result.delivered if result.HasField("delivered") else None,
+        removed=result.removed,
     )
 
 

@@ -243,7 +243,7 @@ class Authorizer:
     def _is_told(self, call: Call) -> bool:
         """True if the log has the begin and the end of a call. Where no grant allows the action on anything, it has the
         denial alone, so that it has room for those who may do something."""
-        return self._audit_reads or (call.need.audited and call.may_ever)
+        return self._audit_reads or call.deletes or (call.need.audited and call.may_ever)
 
     def _tell(self, call: Call, event: str, fields: Mapping[str, Value]) -> bool:
         need = call.need
@@ -253,12 +253,18 @@ class Authorizer:
     def _tell_begin(self, call: Call) -> None:
         """Raises StoreError AUDIT_UNAVAILABLE for a call that must be audited, and cannot be."""
         told = self._tell(call, "begin", {"decision": "allowed"})
-        if not told and call.need.audited and not call.need.withdraws:
+        if not told and (call.need.audited or call.deletes) and not call.need.withdraws:
             raise StoreError(
                 Reason.AUDIT_UNAVAILABLE,
                 "the audit log cannot be written, so this call is refused",
                 retry_after_micros=MICROS,
             )
+
+    def deletes(self, call: Call) -> None:
+        """As `caller.Authority`."""
+        told, call.deletes = self._is_told(call), True
+        if not told:
+            self._tell_begin(call)
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         """An action was refused (`caller.Authority`)."""

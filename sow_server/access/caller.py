@@ -57,6 +57,10 @@ class Authority(Protocol):
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         """Something was refused. `topic` is "" for an action on the server."""
 
+    def deletes(self, call: Call) -> None:
+        """A call deletes records, although its method need not: the audit log has it from now on. Raises StoreError
+        AUDIT_UNAVAILABLE."""
+
 
 class CallTrace(Protocol):
     """The trace of one call."""
@@ -86,6 +90,7 @@ class Call:
         "_usage",
         "address",
         "credential",
+        "deletes",
         "ended",
         "expire_micros",
         "fingerprint",
@@ -126,6 +131,8 @@ class Call:
         """The time until the caller's deadline; None: it has none."""
         self.notes: dict[str, Value] = {}
         """Facts for the audit log, such as counts."""
+        self.deletes = False
+        """True once it has been found to delete records, although its method need not."""
         self.ended: StoreError | None = None
         """The reason for which the server has ended the call."""
         self.session = ""
@@ -266,6 +273,18 @@ class Call:
         alike = filter(self._sees, resembling(name, self._topics.by_name) if name else ())
         meant = list(islice(alike, 2))
         return with_meant(error, meant) if meant else error
+
+    def begin_deleting(self, topic: str) -> None:
+        """Called before the call deletes records, where its method need not. Raises StoreError AUDIT_UNAVAILABLE."""
+        self.notes["topic"] = topic
+        if not self.deletes:
+            self._authority.deletes(self)
+
+    def has_removed(self, records: int) -> None:
+        """Counts records that such a call has deleted, for the audit log."""
+        before = self.notes.get("removed", 0)
+        assert isinstance(before, int), "it is a count"
+        self.notes["removed"] = before + records
 
     def existing(self, name: str) -> Topic | None:
         """A topic by its name, once the caller has passed `require` for it."""

@@ -21,10 +21,8 @@ from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
-from sow_server.engine.values import lifetimes
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.lifetimes import LifetimeError
-from sow_server.engine.values.model import Delete, Durability, Lifetime, PublishChannel
+from sow_server.engine.values.model import Delete, Durability, PublishChannel
 from sow_server.engine.values.policies import NOTHING
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
@@ -38,7 +36,15 @@ from sow_server.services.records.positions import Positions, on_disk
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.selection import BUSY_RECORDS, CHANGE_RECORDS, count, count_selected, selected
 from sow_server.services.records.submissions import Submissions, Submitted
-from sow_server.services.records.writing import only_versions, permit_delete, permit_publish, permit_touch
+from sow_server.services.records.writing import (
+    check_lifetime,
+    explain_refusals,
+    only_versions,
+    permit_delete,
+    permit_publish,
+    permit_touch,
+    refuse_in_stream,
+)
 from sow_server.services.wire import convert, subscribe_convert
 from sow_server.services.wire.filter_values import values_read
 from sow_server.subscriptions.durable.consumer import Attachment, Consumer
@@ -68,14 +74,6 @@ RENEWED_KEYS_MAX: Final = 1000
 def _close(attached: Consumer | StoreError) -> None:
     if isinstance(attached, Consumer):
         attached.close()
-
-
-def _check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
-    """Raises StoreError for a lifetime that the topic refuses, whether or not a record would get it."""
-    try:
-        lifetimes.expire_time(topic.settings, lifetime, now_micros)
-    except LifetimeError as error:
-        raise StoreError(error.reason, error.message, field="touch") from None
 
 
 class Deliveries(Protocol):
@@ -143,6 +141,8 @@ class SowService:
         permit_publish(call, publish, dynamic=self._dynamic_topics)
         outcome = await self._changes.admitted(publish, call.seconds_left())
         call.notes.update(topic=publish.topic, records=outcome.applied, sequence=outcome.last_sequence)
+        if outcome.removed:
+            call.has_removed(outcome.removed)
         if call.trace is not None:
             call.trace.answered(outcome.last_sequence)
         return sow_pb2.PublishResponse(
@@ -162,6 +162,10 @@ class SowService:
             while (submitted := await under_way.get()) is not None:
                 outcome = await submitted
                 room.release()
+                if outcome.refused is not None:
+                    explain_refusals(call, outcome, outcome.refused)
+                if outcome.removed:
+                    call.has_removed(outcome.removed)
                 if call.trace is not None:
                     call.trace.answered(outcome.last_sequence)
                 yield convert.stream_response(outcome, self._reading.instance.epoch)
@@ -189,7 +193,10 @@ class SowService:
                 await room.acquire()
                 topic = request.topic or topic
                 publish = convert.publish_stream(request, topic, self._durability, channel)
-                permit_publish(call, publish, dynamic=self._dynamic_topics)
+                try:
+                    permit_publish(call, publish, dynamic=self._dynamic_topics)
+                except StoreError as error:
+                    refuse_in_stream(call, publish, error)
                 under_way.put_nowait(await self._changes.admitted_patiently(publish, call.seconds_left()))
         finally:
             under_way.put_nowait(None)
@@ -253,7 +260,7 @@ class SowService:
         assert renewal.below_micros is not None, "it is a renewal"
         getting, answer = await self._read(granted, request, renewal.below_micros)
         renewal.keys = getting.ending
-        _check_lifetime(granted.topic, renewal.lifetime, getting.as_of_micros)
+        check_lifetime(granted.topic, renewal.lifetime, getting.as_of_micros)
         if not renewal.keys:
             return answer
         outcome = await self._changes.admitted(renewal, call.seconds_left())

@@ -147,8 +147,9 @@ class _Columns:
         )
 
     def removals_of(self, part: slice, payloads: list[bytes]) -> Removals:
-        """Rows whose records are deleted."""
-        return Removals(self.rows[part], self.keys and self.keys[part], payloads)
+        """Rows whose records are deleted. With keys their payloads are not sent."""
+        rows = self.rows[part]
+        return Removals(rows, self.keys and self.keys[part], payloads if self.keys is None else [b""] * len(rows))
 
 
 @dataclass(frozen=True, slots=True)

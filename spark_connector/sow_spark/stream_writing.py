@@ -10,9 +10,8 @@ A partition of a query is one publisher, `spark-<query>-<partition>`, and its un
 
 [1] relies on Spark's promise that a repeated batch has the same rows in the same partitions. The promise does not hold
     where the number of partitions depends on the size of the cluster. A partition that comes back with another number
-    of rows is refused (ROWS_DIFFER) rather than taken for finished. Removals (`_op`) are applied in the order of the
-    rows, and again when a batch is repeated. [1] does not cover them, because applying them twice gives the same
-    result.
+    of rows is refused (ROWS_DIFFER) rather than taken for finished. Removals (`_op`) are rows as
+    any other: they are published in the order of the rows, and are part of the unit.
 
 Spark itself refuses outputMode update for data sources in Python. This module refuses outputMode complete, because each
 batch would have to replace the topic. Use `foreachBatch` for both.

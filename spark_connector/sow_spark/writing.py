@@ -19,9 +19,8 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_client import NEVER, Ack, Client, Deleted, PublishFailed, Refusal, SowError
+from sow_client import NEVER, Ack, Client, PublishFailed, Refusal, SowError
 from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Writing
@@ -46,7 +45,6 @@ right."""
 PARTITIONS_FENCED_MAX: Final = 10_000
 ROWS_PER_REQUEST: Final = 2_000
 """Twice a publisher's default: nobody waits for single rows here."""
-DELETED_AT_ONCE: Final = 1_000
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class Written(WriterCommitMessage):
 
     partition: int
     rows: int
-    """Rows published by this attempt, or by the earlier one that finished this partition; deletes included."""
+    """Rows published by this attempt, or by the earlier one that finished this partition; removals included."""
     bad: int = 0
     samples: tuple[BadRow, ...] = ()
     again: bool = False
@@ -180,31 +178,31 @@ class HandedOver:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._underway: deque[tuple[int, Puts]] = deque()
+        self._underway: deque[tuple[int, Puts | Removals]] = deque()
         self._end = 0
 
-    def add(self, puts: Puts) -> None:
+    def add(self, step: Puts | Removals) -> None:
         """Adds the rows that are handed over next."""
         with self._lock:
-            self._underway.append((self._end, puts))
-            self._end += len(puts.payloads)
+            self._underway.append((self._end, step))
+            self._end += len(step.rows)
 
     def refused(self, refusals: Iterable[Refusal]) -> list[BadRow]:
         """The refused rows. The indexes of refusals count all rows handed over."""
         found = []
         with self._lock:
             for refusal in refusals:
-                for first, puts in self._underway:
+                for first, step in self._underway:
                     at = refusal.index - first
-                    if 0 <= at < len(puts.payloads):
-                        found.append(BadRow(puts.rows[at], refusal.reason, refusal.message, shown(puts.payloads[at])))
+                    if 0 <= at < len(step.rows):
+                        found.append(BadRow(step.rows[at], refusal.reason, refusal.message, shown(step.payloads[at])))
                         break
         return found
 
     def settled(self, rows: int) -> None:
         """Notes that the first `rows` of all rows handed over are settled."""
         with self._lock:
-            while self._underway and self._underway[0][0] + len(self._underway[0][1].payloads) <= rows:
+            while self._underway and self._underway[0][0] + len(self._underway[0][1].rows) <= rows:
                 self._underway.popleft()
 
 
@@ -256,17 +254,7 @@ def _publish_new(
 ) -> Written:
     bad = BadRows()
     acks = _Acks(bad)
-    removed = 0
     rows = 0
-    # In the publisher's name: otherwise a late delete of a fenced attempt would remove records of the newer one.
-    delete = partial(
-        client.sow_delete,
-        writing.topic,
-        durability=writing.durability,
-        publisher_id=publisher_id,
-        epoch=epoch,
-        unit=unit,
-    )
     with client.publisher(
         writing.topic,
         ttl=NEVER if writing.ttl == "never" else writing.ttl,
@@ -283,11 +271,11 @@ def _publish_new(
         for batch in batches:
             faults: list[BadRow] = []
             for step in plan.steps(batch, rows, faults):
-                if isinstance(step, Removals):
-                    publisher.flush()  # in the order of the rows
-                    removed += _remove(delete, writing, step, bad)
-                    continue
                 acks.handed_over.add(step)
+                if isinstance(step, Removals):
+                    # Of the same unit: a late removal of a fenced attempt removes no record of the newer one.
+                    publisher.publish_columns(step.payloads, keys=step.keys, removals=[True] * len(step.rows))
+                    continue
                 publisher.publish_columns(
                     step.payloads,
                     keys=step.keys,
@@ -308,32 +296,7 @@ def _publish_new(
             # All other rows are published, so the unit is finished. If this process dies just before that, they are
             # published again.
             publisher.finish_unit(without_refused=True)
-    return Written(partition, acks.applied + removed, bad.count, tuple(bad.samples))
-
-
-def _remove(delete: Callable[..., Deleted], writing: Writing, removals: Removals, bad: BadRows) -> int:
-    """Deletes the records that the rows name, and returns the number of settled rows. A record that no longer exists
-    counts as deleted."""
-    if removals.keys is not None:
-        for at in range(0, len(removals.keys), DELETED_AT_ONCE):
-            keys = removals.keys[at : at + DELETED_AT_ONCE]
-            retried(writing.connecting, partial(delete, keys=keys))
-        return len(removals.keys)
-    done = 0
-    for row, payload in zip(removals.rows, removals.payloads, strict=True):
-        try:
-            retried(writing.connecting, partial(delete, data=payload))
-            done += 1
-        except SowError as error:
-            if error.reason not in _BAD_KEYS:
-                raise
-            bad.add([BadRow(row, error.reason, error.message, shown(payload))])
-    return done
-
-
-_BAD_KEYS: Final = frozenset(
-    {"KEY_FIELD_MISSING", "KEY_FIELD_NOT_SCALAR", "KEY_TOO_LARGE", "KEY_NOT_UTF8", "PAYLOAD_MALFORMED"}
-)
+    return Written(partition, acks.applied, bad.count, tuple(bad.samples))
 
 
 def _rows_again(
@@ -350,7 +313,7 @@ def _rows_again(
     rows = published = 0
     for batch in batches:
         for step in plan.steps(batch, rows, []):
-            published += len(step.rows) if isinstance(step, Puts) else 0
+            published += len(step.rows)
         rows += batch.num_rows
     require_whole_input()
     fewer_is_usual = writing.on_bad_row == "drop"  # the server may have refused some

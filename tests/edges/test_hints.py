@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from sow_cli.command import sow
 from sow_cli.session import NEAR_NAMES_MAX, near_names
-from sow_client import AsyncClient, Client, InvalidArgument, NotFound, SowError
+from sow_client import AsyncClient, Client, InvalidArgument, NotFound, PublishFailed, SowError
 from sow_server.access.caller import RESEMBLING_MAX, resembling
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.servers.server import ServerProcess
@@ -94,8 +94,6 @@ def test_every_publish_of_the_clients_tells_which_topic_may_be_meant(server: Ser
             lambda: client.publish("ordres", document),
             lambda: client.delta_publish("ordres", document),
             lambda: client.publish_many("ordres", [document]),
-            lambda: client.publish_frame("ordres", pd.DataFrame([document])),
-            lambda: _publish_buffered(client),
             lambda: list(client.query("ordres")),
         ]
         for call in calls:
@@ -103,6 +101,15 @@ def test_every_publish_of_the_clients_tells_which_topic_may_be_meant(server: Ser
             assert isinstance(error, NotFound), error
             assert (error.reason, error.details["topic"]) == ("TOPIC_NOT_FOUND", "ordres")
             assert MEANT in error.message
+        streams: list[Callable[[], object]] = [
+            lambda: client.publish_frame("ordres", pd.DataFrame([document])),
+            lambda: _publish_buffered(client),
+        ]
+        for call in streams:
+            failed = told(call)
+            assert isinstance(failed, PublishFailed), failed
+            assert [(one.index, one.reason) for one in failed.refusals] == [(0, "TOPIC_NOT_FOUND")]
+            assert MEANT in failed.refusals[0].message
 
     async def publish() -> None:
         async with AsyncClient(server.address) as client:

@@ -32,7 +32,15 @@ from sow_server.engine.values.model import (
 )
 from tests.support.oracles.examples import examples
 from tests.support.oracles.store_checks import KEYS, OPTIONS, TOPICS
-from tests.support.stores.store_requests import INDEXED, StoreRequests, plain_lifetimes, spans, topics
+from tests.support.stores.store_requests import (
+    INDEXED,
+    StoreRequests,
+    plain_lifetimes,
+    removals,
+    spans,
+    topics,
+    with_removals,
+)
 from tests.support.stores.stores import Rig, replaced
 
 rare = precondition(lambda self: self.steps % 5 == 0)
@@ -392,6 +400,7 @@ def test_a_retry_to_records_that_have_grown_has_its_answer_from_both(sequence: i
             plain_lifetimes,
             st.booleans(),
             spans,
+            removals,
         ),
         min_size=1,
         max_size=8,
@@ -401,7 +410,7 @@ def test_a_retry_to_records_that_have_grown_has_its_answer_from_both(sequence: i
 )
 @settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_hot_path_writes_the_same_rows_as_the_general_path(
-    commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int]],
+    commits: list[tuple[str, list[tuple[str, Lifetime]], Lifetime, bool, int, list[tuple[bool, bool]] | None]],
     expiration: Expiration,
     ttl_mode: TtlMode,
 ) -> None:
@@ -414,7 +423,7 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
         try:
             for name, wanted in TOPICS.items():
                 rig.create_topic(name, wanted, expiration=expiration)
-            for topic, records, lifetime, own, span in commits:
+            for topic, records, lifetime, own, span, removed in commits:
                 keys = [key for key, _ in records]
                 payloads = [
                     b'{"k":"%s","n":%d,"s":%s}' % (key.encode(), index, INDEXED[index % len(INDEXED)])
@@ -424,6 +433,7 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
                 request = Publish(topic, payloads, given_keys, lifetime=lifetime, want_results=want_results)
                 request.lifetimes = [lifetime for _, lifetime in records] if own else None
                 request.ttl_mode = ttl_mode
+                with_removals(request, keys, removed)
                 with patched:
                     rig.run(request)
                 rig.time.tick(span)

@@ -53,8 +53,8 @@ class Sending:
     def __exit__(self, *error: object) -> None:
         self._client.did.append("left")
 
-    def _take(self, what: str, payloads: Sequence[bytes], keys: Any, kinds: Any, micros: Any) -> None:
-        self._client.did.append((what, list(payloads), keys, kinds, micros))
+    def _take(self, what: str, payloads: Sequence[bytes], keys: Any, *lifetimes: Any) -> None:
+        self._client.did.append((what, list(payloads), keys, *lifetimes))
         refused = [one for one in self._client.refuses if one.index < len(payloads)]
         self.staged += len(payloads) - len(refused) - len(self._client.refuses_late)
         self.refusals += refused
@@ -62,9 +62,19 @@ class Sending:
             self._on_ack(Ack(len(payloads) - len(refused), 0, tuple(refused), 1, 1, "fsync"))
 
     def publish_columns(
-        self, payloads: Sequence[bytes], *, keys: Any, lifetime_kinds: Any, lifetime_micros: Any
+        self,
+        payloads: Sequence[bytes],
+        *,
+        keys: Any,
+        lifetime_kinds: Any = None,
+        lifetime_micros: Any = None,
+        removals: Any = None,
     ) -> None:
-        self._take("published", payloads, keys, lifetime_kinds, lifetime_micros)
+        if removals is None:
+            self._take("published", payloads, keys, lifetime_kinds, lifetime_micros)
+        else:
+            assert removals == [True] * len(payloads)
+            self._take("removed", payloads, keys)
 
     def stage(
         self, payloads: Sequence[bytes], *, keys: Any, lifetime: Any, lifetime_kinds: Any, lifetime_micros: Any
@@ -115,10 +125,6 @@ class Sow:
     def publisher(self, topic: str, **options: Any) -> Sending:
         self._note("publisher", options["publisher_id"], options["epoch"], options["unit"])
         return Sending(self, options["on_ack"])
-
-    def sow_delete(self, topic: str, *, keys: Any = None, data: bytes | None = None, **named: Any) -> None:
-        assert (named["epoch"], named["unit"]) == (5, 1), "in the name of the publisher"
-        self._note("deleted", keys or data)
 
     def open_load(self, topic: str, *, lease: Any) -> Load:
         self._note("load", lease)
@@ -192,18 +198,16 @@ def test_a_partition_is_one_unit_of_a_publisher_of_the_job(sow: Sow) -> None:
     ]
 
 
-def test_rows_that_remove_records_wait_for_the_rows_before_them(sow: Sow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "DELETED_AT_ONCE", 2)
+def test_rows_that_remove_records_are_published_in_their_place(sow: Sow) -> None:
+    """One ordered stream. A delete of its own had to wait for the rows before it."""
     sow.settings = TopicSettings()
     rows_ = [("put", 1), ("delete", 1), ("delete", 2), ("expire", 3), ("put", 4)]
     written = publishing(CHANGES, key_column="id").write(changes(*rows_))
     assert written == Written(3, 5)
-    assert [step[:2] if isinstance(step, tuple) else step for step in sow.did[2:]] == [
-        ("published", [b"{}"]),
-        "flushed",
-        ("deleted", ["1", "2"]),
-        ("deleted", ["3"]),
-        ("published", [b"{}"]),
+    assert [step[:3] if isinstance(step, tuple) else step for step in sow.did[2:]] == [
+        ("published", [b"{}"], ["1"]),
+        ("removed", [b""] * 3, ["1", "2", "3"]),
+        ("published", [b"{}"], ["4"]),
         "whole",
         "finished",
         "left",
@@ -212,18 +216,19 @@ def test_rows_that_remove_records_wait_for_the_rows_before_them(sow: Sow, monkey
 
 def test_a_record_with_key_fields_is_removed_by_its_document(sow: Sow) -> None:
     assert publishing(CHANGES).write(changes(("delete", 7))).rows == 1
-    assert ("deleted", b'{"id":7}') in sow.did
+    assert ("removed", [b'{"id":7}'], None) in sow.did
 
 
-def test_a_row_that_names_no_record_is_a_bad_row_and_another_error_ends_the_task(sow: Sow) -> None:
-    sow.fails["deleted"] = InvalidArgument("no key", reason="KEY_FIELD_MISSING")
-    written = publishing(CHANGES, on_bad_row="drop").write(changes(("delete", 7), ("put", 8)))
+def test_a_removal_that_is_refused_is_a_bad_row(sow: Sow) -> None:
+    sow.refuses = [Refusal(1, "KEY_FIELD_MISSING", "no key")]
+    written = publishing(CHANGES, on_bad_row="drop").write(changes(("delete", 8), ("delete", 7)))
     assert (written.rows, written.bad) == (1, 1)
-    assert written.samples == (BadRow(0, "KEY_FIELD_MISSING", "no key", '{"id":7}'),)
-    sow.fails["deleted"] = InvalidArgument("no", reason="PERMISSION_DENIED")
-    with pytest.raises(SowSourceError, match="PERMISSION_DENIED: writing partition 3 to orders: no"):
-        publishing(CHANGES, on_bad_row="drop").write(changes(("delete", 7)))
-    assert sow.did.count("finished") == 1
+    assert written.samples == (BadRow(1, "KEY_FIELD_MISSING", "no key", '{"id":7}'),)
+
+
+def test_removals_count_as_rows_of_a_finished_unit(sow: Sow) -> None:
+    sow.unit = OpenedPublisher(epoch=5, unit_done=True, unit_records=2)
+    assert publishing(CHANGES).write(changes(("put", 1), ("delete", 1))) == Written(3, 2, again=True)
 
 
 def test_a_refused_row_fails_the_task_before_its_unit_is_finished(sow: Sow) -> None:

@@ -33,6 +33,7 @@ from sow_client._publisher import Publisher, StreamCall
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client._writes import RefusalsMode
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._transactions import Collected, Transaction, request_of
 from sow_client.errors import Refusal
 
 if TYPE_CHECKING:
@@ -236,6 +237,27 @@ class Publishing(Calls):
             )
         _ignored.heed(topic, results)
         return _writes.answered(results, refusals)
+
+    def transaction(self, topic: str, *, durability: DurabilityName | None = None) -> Transaction:
+        """Puts and removals that are applied together, or not at all: at most 1,000, of one topic.
+
+        Use it in a `with` block, whose end sends them, and raises PublishFailed if one was refused. So a record
+        moves from one key to another, and nobody sees both or none of them:
+
+            with client.transaction("orders") as change:
+                change.remove("new-7")
+                change.publish({"id": "filled-7", "price": 9.5})
+
+        Rules: P4, P11.
+        """
+        return Transaction(partial(self._commit, topic, durability))
+
+    def _commit(self, topic: str, durability: DurabilityName | None, changes: Sequence[Collected]) -> list[Published]:
+        request = request_of(topic, changes, Encoding(self._form(topic)), durability)
+        results = _writes.outcomes(self._publish(request), expected=len(changes), atomic=True)
+        _ignored.heed(topic, results)
+        _writes.answered(results, "raise")
+        return [one for one in results if isinstance(one, Published)]
 
     def publish_frame(
         self,
@@ -558,6 +580,7 @@ class Publishing(Calls):
                 needs = needs or KNOWN_ELSEWHERE
         line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home, needs)
         core.is_told = line.contract >= KNOWN_ELSEWHERE.contract
+        core.checked = needs
         return _lines.at(line, self._sow.PublishStream)(requests)
 
     def _new_epoch(self, publisher_id: str, unit: int) -> OpenedPublisher:

@@ -16,7 +16,7 @@ import { AdminService } from "./gen/sow/v1/admin_pb.js";
 import { type PublishRequest, type PublishResponse, PublishStreamRequestSchema, SowService } from "./gen/sow/v1/sow_pb.js";
 import { ErrorReason, type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
 import { type Key, recordKey, recordKeys } from "./keys.js";
-import { needed } from "./needs.js";
+import { needed, REMOVALS } from "./needs.js";
 import { type Document, encode, encodedAs, JSON_FORM, needsForm } from "./payloads.js";
 import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
@@ -181,7 +181,13 @@ export class Client {
     };
     return new Publisher(
       core,
-      () => this.#transport.duplex(SowService.method.publishStream, "the answers to the publisher", RECONNECT_MS, needs),
+      (removes) =>
+        this.#transport.duplex(
+          SowService.method.publishStream,
+          "the answers to the publisher",
+          RECONNECT_MS,
+          removes ? REMOVALS : needs,
+        ),
       {
         lingerMs,
         form: (isOld) => {

@@ -15,6 +15,8 @@ export interface Needed {
   readonly contract: number;
 }
 
+/** The contract that knows removals in a stream (rule P11). An older server would publish their documents. */
+export const REMOVALS: Needed = { field: "remove", contract: 3 };
 /** The contract of servers that do not tell one: the first release. */
 export const UNDESCRIBED = 1;
 
@@ -48,8 +50,8 @@ for (const name of CAPS) SETTINGS[`settings.${name}`] = 3;
 
 /** By request: the path of a field, perhaps with its value, and the first contract that has it. */
 export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> = {
-  "sow.v1.PublishRequest": PUBLISH,
-  "sow.v1.PublishStreamRequest": PUBLISH,
+  "sow.v1.PublishRequest": { ...PUBLISH, "records.remove": 3 },
+  "sow.v1.PublishStreamRequest": { ...PUBLISH, remove: 3 },
   "sow.v1.GetRequest": { touch: 2, touch_below_micros: 2, min_position: 2 },
   "sow.v1.QueryRequest": { filter: 2, order_by: 2, explain: 2, min_position: 2, with_plan: 2, plan_only: 2, ...PARAMETERS },
   "sow.v1.SubscribeRequest": PARAMETERS,
@@ -114,15 +116,16 @@ function stepsOf(schema: DescMessage, path: string): DescField[] {
   });
 }
 
-function isSet(message: Fields, steps: readonly DescField[], wanted: number | undefined): boolean {
-  let value: unknown = message;
-  for (const field of steps) {
-    const { oneof, localName } = field;
-    const holder = value as Fields;
-    if (!isFieldSet(holder, field)) {
-      return false;
-    }
-    value = oneof === undefined ? holder[localName] : (holder[oneof.localName] as { value?: unknown }).value;
+/** True if a message, or one of those in a list on the way, has the field. */
+function isSet(message: Fields, [field, ...rest]: readonly DescField[], wanted: number | undefined): boolean {
+  if (field === undefined || !isFieldSet(message, field)) {
+    return false;
   }
-  return wanted === undefined || value === wanted;
+  const { oneof, localName, fieldKind } = field;
+  const value = oneof === undefined ? message[localName] : (message[oneof.localName] as { value?: unknown }).value;
+  if (rest.length === 0) {
+    return wanted === undefined || value === wanted;
+  }
+  const inner = fieldKind === "list" ? (value as Fields[]) : [value as Fields];
+  return inner.some((one) => isSet(one, rest, wanted));
 }

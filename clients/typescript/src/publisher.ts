@@ -66,6 +66,8 @@ export interface Ack {
   readonly bookmark: string | null;
   /** Applied records whose lifetime has no effect, because the topic has expiration disabled (rule L3). */
   readonly ttlsIgnored: number;
+  /** Removals among the applied records that have deleted a record (rule P11). */
+  readonly removed: number;
 }
 
 /** How a publisher works. */
@@ -90,6 +92,8 @@ interface Row {
   readonly encodedAs?: string;
   readonly key: string | undefined;
   readonly lifetime: LifetimeColumn | undefined;
+  /** The record of the key, or of the document, is removed (rule P11). */
+  readonly removes?: boolean;
 }
 
 interface Sealed {
@@ -105,6 +109,12 @@ export class PublishCore {
   applied = 0;
   duplicates = 0;
   refused = 0;
+  /** There are removals among the records, so only a server that knows them may get the stream. */
+  removes = false;
+  /** The server of the present stream knows removals. */
+  knowsRemovals = false;
+  /** The present stream cannot take the next request: another one has to be opened for it. */
+  mustReopen = false;
   readonly #defaults: PublishStreamRequest;
   readonly #options: CoreOptions;
   readonly #publisherId: string;
@@ -174,11 +184,14 @@ export class PublishCore {
     let count = 0;
     let bytes = 0;
     let encodedAs = "";
+    let removes = false;
     for (const row of this.#pending) {
       if (encodedAs && row.encodedAs && row.encodedAs !== encodedAs) {
         break; // the topic was made anew meanwhile
       }
-      const alike = (row.key === undefined) === (first.key === undefined); // all with a key, or all without
+      removes ||= row.removes === true;
+      // All with a key, or all without. A removal may have one where the others have none.
+      const alike = removes || (row.key === undefined) === (first.key === undefined);
       if (count === this.#options.batchRecords || !alike || (count > 0 && bytes + bytesOf(row) > BATCH_BYTES)) {
         break;
       }
@@ -188,13 +201,17 @@ export class PublishCore {
     }
     const rows = this.#pending.splice(0, count);
     this.#pendingBytes -= bytes;
+    removes = rows.some((row) => row.removes === true);
+    this.removes ||= removes;
+    const hasKeys = removes ? rows.some((row) => row.key !== undefined) : first.key !== undefined;
     const lifetimes = rows.some((row) => row.lifetime !== undefined) ? rows.map((row) => row.lifetime ?? ABSENT) : [];
     const { $typeName, $unknown, ...defaults } = this.#defaults;
     const request = create(PublishStreamRequestSchema, {
       ...defaults,
       encodedAs,
       payload: rows.map((row) => row.payload),
-      key: first.key === undefined ? [] : rows.map((row) => row.key!),
+      key: hasKeys ? rows.map((row) => row.key ?? "") : [],
+      remove: removes ? rows.map((row) => row.removes === true) : [],
       lifetimeKind: lifetimes.map((lifetime) => lifetime.kind),
       lifetimeMicros: lifetimes.map((lifetime) => lifetime.micros),
       publisher: { publisherId: this.#publisherId, firstSequence: BigInt(this.#next + 1) },
@@ -213,10 +230,15 @@ export class PublishCore {
 
   /** The next request to write to the current stream; it counts as sent from now on. */
   nextRequest(): PublishStreamRequest | undefined {
-    const sealed = this.#queued.shift();
+    const [sealed] = this.#queued;
     if (sealed === undefined) {
       return undefined;
     }
+    if (sealed.request.remove.length > 0 && !this.knowsRemovals) {
+      this.mustReopen = true;
+      return undefined;
+    }
+    this.#queued.shift();
     this.#sent.push(sealed);
     Object.assign(sealed.request.publisher!, this.#epoch);
     return sealed.request;
@@ -243,7 +265,8 @@ export class PublishCore {
       }
       refusals.push(refusal);
     }
-    const { applied, duplicates, lastVersion, lastSequence, lastDuplicateSequence, journalEpoch, ttlsIgnored } = response;
+    const { applied, duplicates, lastVersion, lastSequence, lastDuplicateSequence, journalEpoch } = response;
+    const { ttlsIgnored, removed } = response;
     if (applied + duplicates + refusals.length !== settled || settled > sealed.records) {
       throw malformed(`an answer for ${applied + duplicates + refusals.length} of ${settled} records`);
     }
@@ -263,7 +286,7 @@ export class PublishCore {
     const last = lastSequence > lastDuplicateSequence ? lastSequence : lastDuplicateSequence;
     const bookmark = bookmarkOf(journalEpoch, last);
     const durability = durabilityName(response.durability);
-    const ack = { applied, duplicates, refusals, lastVersion, lastSequence, durability, bookmark, ttlsIgnored };
+    const ack = { applied, duplicates, refusals, lastVersion, lastSequence, durability, bookmark, ttlsIgnored, removed };
     return error === undefined ? { ack } : { ack, error };
   }
 
@@ -273,7 +296,7 @@ export class PublishCore {
     const bytes = request.payload
       .slice(0, settled)
       .reduce((sum, payload, index) => sum + bytesOf({ payload, key: request.key[index], lifetime: undefined }), 0);
-    for (const column of [request.payload, request.key, request.lifetimeKind, request.lifetimeMicros]) {
+    for (const column of [request.payload, request.key, request.lifetimeKind, request.lifetimeMicros, request.remove]) {
       column.splice(0, settled);
     }
     request.publisher!.firstSequence += BigInt(settled);
@@ -316,6 +339,10 @@ export class PublishCore {
     error: SowError,
     { nowMs, jitter, backoff = this.#backoff }: { nowMs: number; jitter: number; backoff?: Backoff },
   ): number {
+    if (this.mustReopen) {
+      this.mustReopen = false;
+      return 0;
+    }
     const { reason } = error;
     const { retryForMs, connectTimeoutMs, elsewhere } = this.#options;
     if (!(RETRIED_REASONS.has(reason) || CUT_REASONS.has(reason) || (elsewhere && LOSSES.has(reason)))) {
@@ -361,8 +388,8 @@ function bytesOf({ payload, key }: Row): number {
   return payload.length + 3 * (key?.length ?? 0);
 }
 
-/** Opens the stream of a publisher. */
-export type OpenStream = () => Promise<Duplex<PublishStreamRequest, PublishStreamResponse>>;
+/** Opens the stream of a publisher; `removes`: to a server that knows removals. */
+export type OpenStream = (removes: boolean) => Promise<Duplex<PublishStreamRequest, PublishStreamResponse>>;
 
 export interface PublisherHooks {
   /** Milliseconds that a record may wait for others to share its request. */
@@ -423,7 +450,29 @@ export class Publisher {
   /** Takes one record; `ttl` or `expireAt` overrides the publisher's own. Await it: it waits while too many are under way. */
   async publish(data: Document, { key, ttl, expireAt }: { key?: Key; ttl?: Ttl; expireAt?: Moment } = {}): Promise<void> {
     this.#check();
-    const row = { key: key === undefined ? undefined : recordKey(key), lifetime: lifetimeColumn(ttl, expireAt) };
+    await this.#take(data, {
+      key: key === undefined ? undefined : recordKey(key),
+      lifetime: lifetimeColumn(ttl, expireAt),
+    });
+  }
+
+  /**
+   * Takes a removal: the live record of `key`, or of the key fields of `data`, is deleted, in its place among the records
+   * (rule P11). Without a live record it changes nothing. Sent again after a break, it never removes a later record.
+   */
+  async remove(key: Key | undefined, { data }: { data?: Document } = {}): Promise<void> {
+    this.#check();
+    if ((key === undefined) === (data === undefined)) {
+      throw invalid("key", "give a key, or data that has the key fields: exactly one of both");
+    }
+    await this.#take(data ?? new Uint8Array(), {
+      key: key === undefined ? undefined : recordKey(key),
+      lifetime: undefined,
+      removes: true,
+    });
+  }
+
+  async #take(data: Document, row: Omit<Row, "payload" | "encodedAs">): Promise<void> {
     const before = this.#entering;
     if (before === undefined && (this.#form !== undefined || !needsForm(data))) {
       const form = this.#form ?? JSON_FORM;
@@ -601,7 +650,9 @@ export class Publisher {
   async #streamOnce(): Promise<SowError> {
     let call: Duplex<PublishStreamRequest, PublishStreamResponse>;
     try {
-      call = this.#call = await this.#openStream();
+      const { removes } = this.#core;
+      call = this.#call = await this.#openStream(removes);
+      this.#core.knowsRemovals = removes;
     } catch (error) {
       return streamError(error, ANSWERS);
     }
@@ -639,6 +690,10 @@ export class Publisher {
   async #write(call: Duplex<PublishStreamRequest, PublishStreamResponse>, isOpen: () => boolean): Promise<void> {
     while (isOpen() && !this.#closing) {
       const request = this.#core.nextRequest();
+      if (this.#core.mustReopen) {
+        call.end();
+        return;
+      }
       if (request === undefined) {
         await new Promise<void>((resolve) => this.#wake.push(resolve));
       } else {

@@ -168,10 +168,17 @@ class PublishRecord(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     LIFETIME_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """The record key: required on topics without key fields, refused on all others (rule K3)."""
+    """The record key: required on topics without key fields, refused on all others (rule K3). A removal may have one on
+    every topic.
+    """
     payload: _builtins.bytes
     """The document, in the topic's message type."""
+    remove: _builtins.bool
+    """true: a removal. The live record of the key is deleted (rule P11). It has a key, or a document that gives the key,
+    and no lifetime.
+    """
     @_builtins.property
     def lifetime(self) -> _types_pb2.Lifetime:
         """Unset: the request's common lifetime."""
@@ -187,10 +194,11 @@ class PublishRecord(_message.Message):
         payload: _builtins.bytes = ...,
         lifetime: _types_pb2.Lifetime | None = ...,
         condition: _types_pb2.Condition | None = ...,
+        remove: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "condition", b"condition", "key", b"key", "lifetime", b"lifetime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "condition", b"condition", "key", b"key", "lifetime", b"lifetime", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "condition", b"condition", "key", b"key", "lifetime", b"lifetime", "payload", b"payload", "remove", b"remove"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
@@ -284,6 +292,7 @@ class PublishResult(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_UNKNOWN_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     key: _builtins.str
     """The record key."""
     version: _builtins.int
@@ -304,6 +313,8 @@ class PublishResult(_message.Message):
     """true: the expire time of this duplicate is not remembered. Servers older than this field never set it; they
     remember neither version nor expire time of duplicates.
     """
+    removed: _builtins.bool
+    """true: a removal that has deleted a record (rule P11). A removal that found none has version and sequence 0."""
     @_builtins.property
     def refusal(self) -> _types_pb2.Refusal:
         """Set when the record was refused; then only `refusal` is meaningful."""
@@ -320,10 +331,11 @@ class PublishResult(_message.Message):
         refusal: _types_pb2.Refusal | None = ...,
         delivered: _builtins.int | None = ...,
         expire_time_unknown: _builtins.bool = ...,
+        removed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "expire_time_micros", b"expire_time_micros", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "expire_time_unknown", b"expire_time_unknown", "key", b"key", "refusal", b"refusal", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delivered", b"_delivered", "_expire_time_micros", b"_expire_time_micros", "delivered", b"delivered", "duplicate", b"duplicate", "expire_time_micros", b"expire_time_micros", "expire_time_unknown", b"expire_time_unknown", "key", b"key", "refusal", b"refusal", "removed", b"removed", "sequence", b"sequence", "ttl_ignored", b"ttl_ignored", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delivered: _TypeAlias = _typing.Literal["delivered"]  # noqa: Y015
     _WhichOneofArgType__delivered: _TypeAlias = _typing.Literal["_delivered", b"_delivered"]  # noqa: Y015
@@ -388,6 +400,7 @@ class PublishStreamRequest(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     UNSET_PATHS_FIELD_NUMBER: _builtins.int
     ENCODED_AS_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Empty: the topic of the stream's previous request."""
     ttl_mode: _types_pb2.TtlMode.ValueType
@@ -405,7 +418,9 @@ class PublishStreamRequest(_message.Message):
     """
     @_builtins.property
     def key(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Record keys: required on topics without key fields, refused on all others (rule K3)."""
+        """Record keys: required on topics without key fields, refused on all others (rule K3). With `remove`, an empty entry
+        stands for a record without a key.
+        """
 
     @_builtins.property
     def payload(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
@@ -435,6 +450,10 @@ class PublishStreamRequest(_message.Message):
     def unset_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields to remove from each record. Only with `delta`."""
 
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """Which records are removals, as PublishRecord.remove. Absent: none is."""
+
     def __init__(
         self,
         *,
@@ -452,10 +471,11 @@ class PublishStreamRequest(_message.Message):
         delta: _builtins.bool = ...,
         unset_paths: _abc.Iterable[_builtins.str] | None = ...,
         encoded_as: _builtins.str = ...,
+        remove: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "lifetime", b"lifetime", "publisher", b"publisher"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "delta", b"delta", "durability", b"durability", "encoded_as", b"encoded_as", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "condition", b"condition", "delta", b"delta", "durability", b"durability", "encoded_as", b"encoded_as", "key", b"key", "lifetime", b"lifetime", "lifetime_kind", b"lifetime_kind", "lifetime_micros", b"lifetime_micros", "payload", b"payload", "publisher", b"publisher", "remove", b"remove", "topic", b"topic", "ttl_mode", b"ttl_mode", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -477,6 +497,7 @@ class PublishStreamResponse(_message.Message):
     LAST_DUPLICATE_SEQUENCE_FIELD_NUMBER: _builtins.int
     JOURNAL_EPOCH_FIELD_NUMBER: _builtins.int
     TTLS_IGNORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     applied: _builtins.int
     """Records of the request that were applied now."""
     duplicates: _builtins.int
@@ -497,6 +518,8 @@ class PublishStreamResponse(_message.Message):
     """Records that were applied now with a ttl or an expire time which is stored but not acted on, because the topic has
     expiration disabled (rule L3).
     """
+    removed: _builtins.int
+    """Removals that have deleted a record now; they count in `applied`, too (rule P11)."""
     @_builtins.property
     def refusals(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Refusal]:
         """The refused records, in order."""
@@ -514,10 +537,11 @@ class PublishStreamResponse(_message.Message):
         last_duplicate_sequence: _builtins.int = ...,
         journal_epoch: _builtins.str = ...,
         ttls_ignored: _builtins.int = ...,
+        removed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "journal_epoch", b"journal_epoch", "last_duplicate_sequence", b"last_duplicate_sequence", "last_duplicate_version", b"last_duplicate_version", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals", "ttls_ignored", b"ttls_ignored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "duplicates", b"duplicates", "durability", b"durability", "journal_epoch", b"journal_epoch", "last_duplicate_sequence", b"last_duplicate_sequence", "last_duplicate_version", b"last_duplicate_version", "last_sequence", b"last_sequence", "last_version", b"last_version", "refusals", b"refusals", "removed", b"removed", "ttls_ignored", b"ttls_ignored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

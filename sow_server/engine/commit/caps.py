@@ -67,6 +67,11 @@ def refused(
     return None
 
 
+def make_room(draft: Draft, job: Job, caps: Caps, topic: Topic, key: bytes, head: bytes) -> None:
+    """Takes into account that a removal takes away the record with `head` (rule P11). Before it does."""
+    refused(draft, job, caps, topic, 0, key, head, None)
+
+
 def check_whole(draft: Draft, job: Job, topic: Topic) -> Refusal | None:
     """The reason why an atomic request, all of which has been put, may not be; None if it may."""
     caps, growth = job.caps, draft.part(Growth)

@@ -24,7 +24,7 @@ from sow_server.engine.values.model import Outcome, Publish, Request
 
 
 class RefusedFirst(NamedTuple):
-    """A publish of which nothing would be applied."""
+    """A publish that would change nothing: each record is refused, or a removal."""
 
     outcome: Outcome
     publishers: dict[str, Publisher]
@@ -64,7 +64,7 @@ def refused(
     draft.merge_room = options.commit_merged_bytes_max if trial.alone else merge_room(options)
     while True:
         part = _staged(draft, trial, options, publishers)
-        if part.applied or draft.notes:
+        if part.applied > part.unchanged or draft.notes:
             return None
         trial.merge(part)
         if not trial.left:

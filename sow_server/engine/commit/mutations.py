@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Final
 
 from sow_server.engine.catalog.topics import Topic
@@ -14,6 +15,8 @@ from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
+from sow_server.engine.commit.told import UNKNOWN_TOPIC
+from sow_server.engine.commit.work import touches_stored
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.stored import EXPIRE_TIME, RECORD_KEY, TOUCH, read_header
 from sow_server.engine.values import lifetimes
@@ -55,7 +58,10 @@ def fetch_values(draft: Draft, chosen: Sequence[tuple[Job, int]]) -> None:
     wanted: list[bytes] = []
     for job, count in chosen:
         if job.looked_up and not isinstance(job.request, READ_WHOLE):
-            wanted += store_keys(job, count)
+            keys, removals = store_keys(job, count), job.request.removals
+            if removals is not None and job.all_have_keys and not touches_stored(job, puts_only=True):
+                keys = list(compress(keys, removals[job.position : job.position + count]))
+            wanted += keys
     if wanted:
         draft.fetch_values(wanted)
 
@@ -77,27 +83,46 @@ def stage_job(draft: Draft, job: Job, count: int, publishers: PublisherCache) ->
 
 def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: PublisherCache) -> Slice:
     """Stages that an atomic request was refused as a whole: its publisher remembers that, and nothing else changes."""
-    request, topic = job.request, job.topic
-    assert topic is not None, "the job has been prepared"
     own = {refusal.index: refusal for refusal in aborted.refusals}
     refusals = [
         own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
         for index in range(len(job.keys))
     ]
+    return _stage_refusals(draft, job, refusals, publishers)
+
+
+def stage_refused(draft: Draft, job: Job, error: StoreError, publishers: PublisherCache) -> Slice:
+    """Stages that each record left of a publish is refused, for the same reason: its publisher remembers that. Raises
+    StoreError as `stage_job`."""
+    assert isinstance(job.request, Publish), "others are refused as a whole"
+    count = len(job.request.payloads)
+    job.keys = [BadRecord(error.reason, error.message)] * count
+    refusals = [Refusal(index, error.reason, error.message) for index in range(job.position, count)]
+    return _stage_refusals(draft, job, refusals, publishers)
+
+
+def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers: PublisherCache) -> Slice:
+    """Stages the refusals of all records of a job that are left."""
+    request, topic, stop = job.request, job.topic, len(job.keys)
     if isinstance(request, Publish) and request.publisher is not None:
         name, first = request.publisher.publisher_id, request.publisher.first_sequence
-        publisher = publishers.of_topic(name, topic.id).admit(request.publisher, len(refusals), topic.id)
-        new = max(0, publisher.decided_upto(first, publisher.elsewhere(topic.id)) - first + 1)
+        topic_id = UNKNOWN_TOPIC if topic is None else topic.id
+        publisher = publishers.of_topic(name, topic_id).admit(request.publisher, stop, topic_id)
+        new = max(job.position, publisher.decided_upto(first, publisher.elsewhere(topic_id)) - first + 1)
         kept = [refusal._replace(index=first + refusal.index) for refusal in refusals if refusal.index >= new]
-        draft.publishers[name] = publisher.advance(
-            first + len(refusals) - 1,
-            kept,
-            draft.now,
-            unit=request.publisher.unit,
-            from_sequence=first + new,
-            topic_id=topic.id,
-        )
-        draft.note_publisher(request.publisher, topic, new, len(refusals), [one.index for one in kept])
+        if kept:
+            draft.publishers[name] = advanced = publisher.advance(
+                first + stop - 1,
+                kept,
+                draft.now,
+                unit=request.publisher.unit,
+                from_sequence=first + new,
+                topic_id=topic_id,
+            )
+            if topic is None:  # it has written to none
+                draft.publishers[name] = advanced._replace(topics=publisher.topics)
+            else:
+                draft.note_publisher(request.publisher, topic, new, stop, [one.index for one in kept])
     return Slice(job.left, refusals=refusals, results=list(refusals))
 
 

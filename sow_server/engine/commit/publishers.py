@@ -70,19 +70,25 @@ class AnsweredRun:
     version: int
     sequence: int
     expire_time_micros: int
-    """The expire time of all of them. `SEVERAL`: their times differ, and are forgotten."""
+    """The expire time of all of them. `SEVERAL`: their times differ, and are forgotten. `REMOVED`: all are removals;
+    where version and sequence are 0, they have found no record."""
 
-    def grow(self, other: AnsweredRun) -> bool:
-        """Appends a run that continues this one; False if it does not."""
+    def grow(self, other: AnsweredRun, *, mixed: bool = False) -> bool:
+        """Appends a run that continues this one; False if it does not. `mixed`: it may have other expire times, which
+        are forgotten then."""
         count = self.count
+        counted = count if self.version else 0  # nothing was changed: the next one has no version either
+        alike = other.expire_time_micros == self.expire_time_micros
         if (
             other.first != self.first + count
-            or other.version != self.version + count
-            or other.sequence != self.sequence + count
-            or other.expire_time_micros != self.expire_time_micros
+            or other.version != self.version + counted
+            or other.sequence != self.sequence + counted
+            or not (alike or mixed)
         ):
             return False
         self.count = count + other.count
+        if not alike:
+            self.expire_time_micros = SEVERAL
         return True
 
     def packed(self) -> bytes:
@@ -91,7 +97,17 @@ class AnsweredRun:
 
 
 SEVERAL: Final = -1
+REMOVED: Final = -2
 _RUN: Final = Struct(">qiqqq")
+
+
+def joined(runs: Sequence[AnsweredRun]) -> list[AnsweredRun]:
+    """The same with as few runs as possible, without the expire times of those that were joined."""
+    found: list[AnsweredRun] = []
+    for run in runs:
+        if not (found and found[-1].grow(run, mixed=True)):
+            found.append(run)
+    return found
 
 
 def _packed(before: bytes, runs: Sequence[AnsweredRun]) -> bytes:

@@ -5,25 +5,28 @@
 [3]  Publisher sequences at or below the highest seen are never applied again (rule P6).
 [4]  A request that ends a unit of work finishes it with its last records, if none of all its records is refused.
 [5]  The caps of the topic are judged last, by the record as it would be stored (`caps`).
+[6]  A removal is decided in its place among the puts. One that finds no record is applied, and changes nothing but the
+     memory of its publisher (rule P11).
 """
 
 from __future__ import annotations
 
 import struct
-import time
 from array import array
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Final
 
 from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import caps
-from sow_server.engine.commit.column_changes import Puts, put_all
+from sow_server.engine.commit.column_changes import Puts, delete_all, put_all
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.commit.publishers import SEVERAL, AnsweredRun, Publisher, PublisherCache
+from sow_server.engine.commit.handing_over import HandOver
+from sow_server.engine.commit.publishers import REMOVED, SEVERAL, AnsweredRun, Publisher, PublisherCache, joined
 from sow_server.engine.commit.requests import AtomicAborted, Delta, Job, Result, Slice
+from sow_server.engine.commit.stamps import own_stamps, stamp_of
 from sow_server.engine.commit.told import NOTHING_TOLD
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.stored import EXPIRE_TIME, HEADER, HEADER_FAST, PUT, header_start, i64, i64s, read_header
@@ -38,7 +41,6 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
-    LifetimesOfOneKind,
     PermittedRows,
     Publish,
     PublisherPosition,
@@ -87,7 +89,7 @@ def stage_publish(
             unit=position.unit,
             applied=part.applied,
             finishes=finishes,
-            runs=part.runs,
+            runs=part.runs if request.removals is None or request.want_results else joined(part.runs),
             from_sequence=position.first_sequence + start,
             topic_id=topic.id,
         )
@@ -130,17 +132,19 @@ def _skip_duplicates(
             assert isinstance(key, bytes), "either a key or a reason"
             part.duplicates += 1
             version, sequence, expire_time = _remembered(runs, position.first_sequence + index)
-            part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
+            known, removal = expire_time != SEVERAL, expire_time == REMOVED
+            if version or not removal:
+                part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
             if request.want_results:
-                known = expire_time != SEVERAL
                 part.results.append(
                     Applied(
                         key.decode(),
                         version,
-                        expire_time if known else NEVER,
+                        expire_time if known and not removal else NEVER,
                         sequence,
                         duplicate=True,
                         expire_time_known=known,
+                        removed=removal and version > 0,
                     )
                 )
     return first_new
@@ -151,6 +155,8 @@ def _remembered(runs: Sequence[AnsweredRun], sequence: int) -> tuple[int, int, i
     are forgotten."""
     for run in runs:
         if 0 <= (offset := sequence - run.first) < run.count:
+            if not run.version:
+                return 0, 0, run.expire_time_micros
             return run.version + offset, run.sequence + offset, run.expire_time_micros
     return 0, 0, SEVERAL
 
@@ -163,6 +169,8 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     of the publisher's rows; and all records if the request has conditions, keeps stamps, merges, is atomic, or wants
     results.
     """
+    if (removals := request.removals) is not None and True in removals[start:stop]:
+        return _put_and_remove(draft, job, request, topic, start, stop, part, removals)
     if (
         request.conditions is not None
         or job.delta is not None
@@ -175,13 +183,74 @@ def _put_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int,
     return _put_columns(draft, job, request, topic, start, stop, part)
 
 
+def _put_and_remove(
+    draft: Draft,
+    job: Job,
+    request: Publish,
+    topic: Topic,
+    start: int,
+    stop: int,
+    part: Slice,
+    removals: Sequence[bool],
+) -> int:
+    """`_put_all` of a slice with removals: one by one where puts would be, otherwise by runs of puts and of
+    removals."""
+    one_by_one = request.conditions is not None or request.want_results or request.atomic or job.delta is not None
+    if one_by_one or request.permits is not None or request.removal_permits is not None:
+        return _put_each(draft, job, request, topic, start, stop, part)
+    at = start
+    for removes, run in groupby(removals[start:stop]):
+        upto = at + len(list(run))
+        if removes:
+            _remove_all(draft, job, request, topic, at, upto, part)
+        else:
+            _put_all(draft, job, request, topic, at, upto, part)
+        at = upto
+    return stop
+
+
+def _remove_all(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> None:
+    """Removes the records of a run of removals: column by column, if it is long and nothing in it is overdue or
+    refused."""
+    store_keys, heads = job.store_keys[start:stop], draft.heads
+    if stop - start < PLAIN_RECORDS_MIN or b"" in store_keys:
+        _put_each(draft, job, request, topic, start, stop, part)
+        return
+    values: dict[bytes, bytes] = {}
+    found: list[bool] = []
+    for store_key in store_keys:
+        finds = store_key not in values and heads[store_key] is not None  # of one key twice, the second finds nothing
+        found.append(finds)
+        if finds:
+            values[store_key] = draft.value(store_key)
+    if topic.acts and values and min([value[EXPIRE_TIME] for value in values.values()]) <= draft.now_bytes:
+        _put_each(draft, job, request, topic, start, stop, part)
+        return
+    version, sequence = draft.next_version, draft.next_sequence
+    part.applied += len(found)
+    part.unchanged += len(found) - len(values)
+    if values:
+        delete_all(draft, topic, list(values), list(values.values()))
+        part.removed += len(values)
+        part.last_version, part.last_sequence = draft.next_version - 1, draft.next_sequence - 1
+    if part.first_sequence is None:
+        return
+    first = part.first_sequence + start
+    for finds, run in groupby(found):
+        count = len(list(run))
+        part.runs.append(AnsweredRun(first, count, version if finds else 0, sequence if finds else 0, REMOVED))
+        first += count
+        if finds:
+            version, sequence = version + count, sequence + count
+
+
 def _put_columns(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
     """`_put_all` of a request whose plain records are put in columns."""
     count = stop - start
     if request.lifetimes is None:
-        expire_times = [_stamp(topic, request.lifetime, draft.now)] * count
+        expire_times = [stamp_of(topic, request.lifetime, draft.now)] * count
     else:
-        expire_times = _own_stamps(request, request.lifetimes[start:stop], topic, draft.now)
+        expire_times = own_stamps(request, request.lifetimes[start:stop], topic, draft.now)
     store_keys = job.store_keys[start:stop]
     extends = request.ttl_mode is TtlMode.EXTEND
     stamps: list[bytes] = []
@@ -268,59 +337,7 @@ def _forbidden_records(
     return found
 
 
-def _stamp(topic: Topic, lifetime: Lifetime, now_micros: int) -> int:
-    """The stamp of a record; 0 where the lifetime is refused."""
-    try:
-        return lifetimes.expire_time(topic.settings, lifetime, now_micros)
-    except LifetimeError:
-        return 0
-
-
-def _own_stamps(request: Publish, given: Sequence[Lifetime], topic: Topic, now_micros: int) -> list[int]:
-    """The stamps of records with lifetimes of their own; 0 where the lifetime is refused."""
-    if (stamps_alike := _stamps_of_one_kind(topic, given, now_micros)) is not None:
-        return stamps_alike
-    # Publishers use few different lifetimes, so each stamp is computed once.
-    stamps = {
-        lifetime: _stamp(topic, lifetime, now_micros)
-        for lifetime in set(given)
-        if lifetime.kind is not LifetimeKind.ABSENT
-    }
-    common = _stamp(topic, request.lifetime, now_micros)
-    return [stamps.get(lifetime, common) for lifetime in given]
-
-
-def _stamps_of_one_kind(topic: Topic, given: Sequence[Lifetime], now_micros: int) -> list[int] | None:
-    """The stamps of lifetimes that are all ttls, or all expire times, and none of them refused; None for others.
-
-    A lifetime column often has a different value for each record. A stamp rises with its lifetime, so the shortest and
-    the longest show whether any is refused or bounded, and the rest is an addition.
-    """
-    micros: Sequence[int]
-    if isinstance(given, LifetimesOfOneKind):
-        kind, micros = given.kind, given.micros
-    else:
-        kinds = list(map(_KIND, given))
-        kind = kinds[0]
-        # By identity: to hash a member of an enumeration, as a set does, runs Python.
-        if kind not in (LifetimeKind.TTL, LifetimeKind.EXPIRE_TIME) or kinds.count(kind) != len(kinds):
-            return None
-        micros = list(map(_MICROS, given))
-    base = now_micros if kind is LifetimeKind.TTL else 0
-    shortest, longest = min(micros), max(micros)
-    try:
-        low = lifetimes.expire_time(topic.settings, Lifetime(kind, shortest), now_micros)
-        high = lifetimes.expire_time(topic.settings, Lifetime(kind, longest), now_micros)
-    except LifetimeError:
-        return None
-    if low == base + shortest and high == base + longest:
-        return [base + value for value in micros]
-    return [min(max(base + value, low), high) for value in micros]
-
-
 _STAMP: Final = itemgetter(EXPIRE_TIME)
-_KIND: Final = itemgetter(0)
-_MICROS: Final = itemgetter(1)
 
 
 def _put_plain(
@@ -400,7 +417,8 @@ def _extended(draft: Draft, store_keys: Sequence[bytes], expire_times: list[int]
 
 
 def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int, stop: int, part: Slice) -> int:
-    """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results. As `_put_all`."""
+    """Puts record by record: conditions, own lifetimes, kept stamps, deltas, results; and removes. As `_put_all`."""
+    removals = request.removals
     for index in range(start, stop):
         if draft.merge_room <= 0 and job.delta is not None and index > start and not job.alone:
             return index
@@ -408,18 +426,40 @@ def _put_each(draft: Draft, job: Job, request: Publish, topic: Topic, start: int
         result: Result
         if isinstance(key, BadRecord):
             result = Refusal(index, key.reason, key.message)
+        elif removals is not None and removals[index]:
+            result = _remove_one(draft, topic, job, request, index, key)
         else:
             result = _put_one(draft, topic, job, request, index, key)
             if job.alone and draft.merge_room < 0:
                 return index  # no later commit takes the rest of an atomic request: it is refused (rule P2)
         part.add(result)
         if part.first_sequence is not None and isinstance(result, Applied):
-            run = AnsweredRun(
-                part.first_sequence + index, 1, result.version, result.sequence, result.expire_time_micros
-            )
+            stamp = REMOVED if removals is not None and removals[index] else result.expire_time_micros
+            run = AnsweredRun(part.first_sequence + index, 1, result.version, result.sequence, stamp)
             if not (part.runs and part.runs[-1].grow(run)):
                 part.runs.append(run)
     return stop
+
+
+def _remove_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int, key: bytes) -> Result:
+    """Deletes the live record of a key, if there is one (rule P11)."""
+    store_key = topic.prefix + key
+    head = draft.live_head(topic, key, store_key)
+    if head is not None:
+        for permits in (request.permits, request.removal_permits):
+            if permits is not None and not _seen(draft, permits, key, store_key):
+                head = None  # it does not exist for this publisher
+                break
+    condition = None if request.conditions is None else request.conditions[index]
+    if condition is not None and (failed := failed_condition(condition, head, index)) is not None:
+        return failed
+    if head is None:
+        return Applied(key.decode(), 0, NEVER, 0)
+    if job.caps is not None:
+        caps.make_room(draft, job, job.caps, topic, key, head)
+    version = draft.next_version
+    sequence = draft.delete(topic, key, store_key, head)
+    return Applied(key.decode(), version, NEVER, sequence, removed=True)
 
 
 def _put_one(draft: Draft, topic: Topic, job: Job, request: Publish, index: int, key: bytes) -> Result:
@@ -520,26 +560,6 @@ def _forbidden(index: int) -> Refusal:
     return Refusal(index, Reason.PERMISSION_DENIED, "this publisher may not write this record")
 
 
-class HandOver:
-    """Hands records that are due at once to attached subscribers, in a bounded part of one commit's time (rule L7)."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self) -> None:
-        self._seconds = TAKING_SECONDS_MAX
-
-    def takers(self, topic: Topic, key: bytes, value: bytes) -> int:
-        """The number of attached subscribers that a record matches; subscribers that were not evaluated in time do not
-        count."""
-        if topic.takers is None or self._seconds <= 0:
-            return 0
-        begin = time.perf_counter()
-        try:
-            return topic.takers(key, value, begin + self._seconds)
-        finally:
-            self._seconds -= time.perf_counter() - begin
-
-
 def failed_condition(condition: Condition, head: bytes | None, index: int) -> Refusal | None:
     """The reason why a condition does not hold; None if it holds (rule P3)."""
     current = 0 if head is None else read_header(head).version
@@ -563,8 +583,5 @@ def ttl_ignored(topic: Topic, lifetime: Lifetime) -> bool:
 _NEVER_BYTES: Final = i64(NEVER)
 _NO_STAMP: Final = i64(0)
 """Before every stamp."""
-TAKING_SECONDS_MAX: Final = 0.05
-"""The time in one commit for evaluating the filters of subscribers on records that are due at once. The writer does
-nothing else meanwhile."""
 PLAIN_RECORDS_MIN: Final = 8
 """The number of records from which on working column by column is cheaper, despite its fixed cost."""

@@ -6,7 +6,7 @@ A `Job` is a request in the writer's hands, perhaps over several commits. Each c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from sow_server.engine.formats.payloads import BadRecord, KeyColumn
 from sow_server.engine.formats.topic_formats import check_flat
 from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.keys import parse_path, path_text
+from sow_server.engine.values.keys import parse_path, path_text, wrong_parts
 from sow_server.engine.values.model import (
     NEVER,
     Applied,
@@ -75,6 +75,10 @@ class Slice:
     """The applied records, for the memory of the publisher."""
     ignored: int = 0
     """The applied records with a lifetime that the topic does not act on (rule L3)."""
+    removed: int = 0
+    """The applied removals that have deleted a record (rule P11)."""
+    unchanged: int = 0
+    """The applied removals that have found none."""
 
     def add(self, result: Result) -> None:
         """Adds the result of one record."""
@@ -83,7 +87,11 @@ class Slice:
             self.refusals.append(result)
         else:
             self.applied += 1
-            self.last_version, self.last_sequence = result.version, result.sequence
+            if result.version:
+                self.last_version, self.last_sequence = result.version, result.sequence
+                self.removed += result.removed
+            else:
+                self.unchanged += 1
             self.ignored += result.ttl_ignored and result.expire_time_micros != NEVER
 
 
@@ -120,6 +128,7 @@ class Job:
         "pending",
         "position",
         "record_micros",
+        "refused",
         "request",
         "settings",
         "size",
@@ -150,6 +159,8 @@ class Job:
         """The index entries of the records that may have many, by their position."""
         self.position = 0
         self.answered = False
+        self.refused: StoreError | None = None
+        """Why all its records that are left are to be refused; None: they are not."""
         self.record_micros = 0.0
         """The estimated work on a record; 0: not estimated yet."""
         self.looked_up = False
@@ -187,6 +198,7 @@ class Job:
         outcome.applied += part.applied
         outcome.duplicates += part.duplicates
         outcome.ttls_ignored += part.ignored
+        outcome.removed += part.removed
         outcome.refusals += part.refusals
         outcome.last_version = part.last_version or outcome.last_version
         outcome.last_sequence = part.last_sequence or outcome.last_sequence
@@ -358,6 +370,8 @@ def _encoded_otherwise(request: Publish, topic: Topic) -> BadRecord | None:
 def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
     if request.encoded_as and (bad := _encoded_otherwise(request, topic)) is not None:
         return [bad] * len(request.payloads)
+    if request.removals is not None:
+        return _keys_with_removals(request, topic, request.removals)
     if topic.derive_keys is not None:
         if request.keys is not None:
             raise StoreError(
@@ -379,6 +393,38 @@ def _publish_keys(request: Publish, topic: Topic) -> KeyColumn:
         bad = check(payload)
         if bad is not None:
             keys.append(bad)
+        elif not key:
+            keys.append(BadRecord(Reason.KEY_REQUIRED, "key: is empty"))
+        else:
+            keys.append(_encode_key(key))
+    return keys
+
+
+def _keys_with_removals(request: Publish, topic: Topic, removals: Sequence[bool]) -> KeyColumn:
+    """The keys of records of which some are removals: these may have a key of their own on every topic (rule P11)."""
+    payloads, key_fields = request.payloads, topic.settings.key
+    given = request.keys or [""] * len(payloads)
+    by_key = [bool(key) and removes for key, removes in zip(given, removals, strict=True)]
+    documents = [payload for payload, keyed in zip(payloads, by_key, strict=True) if not keyed]
+    found: Iterator[bytes | BadRecord | None] = iter(
+        list(map(topic.format.check, documents)) if topic.derive_keys is None else topic.derive_keys(documents)
+    )
+    keys: KeyColumn = []
+    for key, payload, keyed in zip(given, payloads, by_key, strict=True):
+        if keyed:
+            if payload:
+                keys.append(BadRecord(Reason.INVALID_ARGUMENT, "payload: a removal has a key or a document, not both"))
+            elif (key.count("|") != len(key_fields) - 1 or "\\" in key) and (wrong := wrong_parts(key_fields, key)):
+                keys.append(BadRecord(Reason.INVALID_ARGUMENT, f"key: {wrong}"))
+            else:
+                keys.append(_encode_key(key))
+            continue
+        own = next(found)
+        if key and key_fields:
+            message = f"key: topic {topic.name} derives its keys from {', '.join(key_fields)}"
+            keys.append(BadRecord(Reason.KEY_NOT_ALLOWED, message))
+        elif own is not None:
+            keys.append(own)
         elif not key:
             keys.append(BadRecord(Reason.KEY_REQUIRED, "key: is empty"))
         else:
@@ -430,7 +476,7 @@ def _check_entries(job: Job, request: Publish, topic: Topic, limits: RequestLimi
     indexes, counts = topic.indexes.all, dict[int, int]()
     payloads, keys = request.payloads, job.keys
     for at in may_have_more(indexes, topic.settings.message_type, payloads, ENTRIES_FEW):
-        if isinstance(keys[at], BadRecord):
+        if isinstance(keys[at], BadRecord) or (request.removals is not None and request.removals[at]):
             continue
         count, field = entries_count(indexes, topic.decode_indexed(payloads[at]))
         if count > limits.index_entries_max and job.delta is None:

@@ -90,7 +90,7 @@ class Room:
         # A delete, too, is atomic up to the size of a commit (rule D2): only its bytes bound it.
         undivided = job.alone or (least and isinstance(job.request, Delete))
         count = job.left if job.alone else min(job.left, self.records)
-        rewrites = job.delta is not None or not isinstance(job.request, Publish)
+        rewrites = job.delta is not None or not isinstance(job.request, Publish) or job.request.removals is not None
         room_bytes = self._bytes if rewrites or not job.alone else sys.maxsize
         part = _fitting(draft, job, count, inf if undivided else self._micros, room_bytes, least=least)
         if job.alone and part[0] < job.left:
@@ -111,8 +111,10 @@ class Room:
 
 
 def atomic_too_large(job: Job, options: WriterOptions) -> StoreError:
-    """The answer to an atomic request that would write stored records of too many bytes anew."""
-    field, what = ("payload", "is merged into") if isinstance(job.request, Publish) else ("keys", "touches")
+    """The answer to an atomic request that would write stored records of too many bytes anew, or remove them."""
+    field, what = ("payload", "names") if isinstance(job.request, Publish) else ("keys", "touches")
+    if job.delta is not None:
+        what = "is merged into"
     limit = options.commit_merged_bytes_max
     return StoreError(
         Reason.ATOMIC_TOO_LARGE,
@@ -127,10 +129,11 @@ def merge_room(options: WriterOptions) -> int:
     return min(options.commit_merged_bytes_max, int(options.commit_work_micros / MERGE_BYTE))
 
 
-def touches_stored(job: Job) -> bool:
-    """True if the work on a request depends on records that are stored, as [2] says."""
+def touches_stored(job: Job, *, puts_only: bool = False) -> bool:
+    """True if the work on a request depends on records that are stored, as [2] says. `puts_only`: leaving out the
+    removals of a publish."""
     request, topic = job.request, job.topic
-    if not isinstance(request, Publish):
+    if not isinstance(request, Publish) or (request.removals is not None and not puts_only):
         return True
     assert topic is not None, "the job has been prepared"
     if job.delta is not None or topic.indexes.all or topic.previous_wanted:
@@ -186,7 +189,8 @@ def _each(job: Job) -> float:
     assert topic is not None, "the job has been prepared"
     if isinstance(request, Publish):
         single = request.want_results or request.atomic or request.ttl_mode is TtlMode.KEEP
-        if single or job.delta is not None or request.conditions is not None or request.permits is not None:
+        one_by_one = job.delta is not None or request.conditions is not None or request.removals is not None
+        if single or one_by_one or request.permits is not None:
             each = SINGLE_RECORD + UNSET_PATH * len(request.unset_paths)
         else:
             each = PLAIN_RECORD

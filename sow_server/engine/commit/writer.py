@@ -27,7 +27,14 @@ from sow_server.engine.commit.committer import Committer
 from sow_server.engine.commit.delivery import Answers, Deliver
 from sow_server.engine.commit.draft import Basis, Draft
 from sow_server.engine.commit.failures import as_store_error, broken_stream
-from sow_server.engine.commit.mutations import fetch_heads, fetch_values, stage_aborted, stage_decided, stage_job
+from sow_server.engine.commit.mutations import (
+    fetch_heads,
+    fetch_values,
+    stage_aborted,
+    stage_decided,
+    stage_job,
+    stage_refused,
+)
 from sow_server.engine.commit.observers import Follow, Observer
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
@@ -222,6 +229,13 @@ class Writer:
             if not self._ready(job):
                 job = queue.next(aside)
                 continue
+            if job.refused is not None:
+                if chosen:
+                    aside.append(job)  # its publisher's records before it are among them
+                else:
+                    self._refuse_records(job, job.refused)
+                job = queue.next(aside)
+                continue
             if job.swept_micros and self.sweep.next_due <= job.swept_micros:
                 if chosen:
                     aside.append(job)
@@ -262,7 +276,7 @@ class Writer:
     def _ready(self, job: Job) -> bool:
         """Finds the job's topic and derives its keys; a refused job is answered. Other items may have come between two
         parts of a job: then its topic may have other settings, or be gone."""
-        request, topic = job.request, job.topic
+        request, topic, job.refused = job.request, job.topic, None
         if isinstance(request, Publish) and request.channel is not None and self._ends_broken(job):
             return False
         if topic is not None:
@@ -270,10 +284,12 @@ class Writer:
                 if job.settings is topic.settings:
                     return True
             elif job.position:
+                job.topic = None
                 message = f"topic: {topic.name} was deleted meanwhile"
-                self._answers.refuse(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
-                return False
+                return self._refuse(job, StoreError(Reason.TOPIC_NOT_FOUND, message, field="topic"))
         try:
+            if isinstance(request, Publish) and request.refused is not None:
+                raise request.refused
             create = self.create_topic
             creation = None if create is None else first_publish.creation(create, self._topics, request)
             if creation is not None:
@@ -290,13 +306,34 @@ class Writer:
                     raise created
             prepare(job, self._topics.find(request.topic), self._options.limits)
         except StoreError as error:
-            self._answers.refuse(job, error)
-            return False
+            return self._refuse(job, error)
         except Exception as error:  # [5]: a fault of ours fails its own request
             log.exception("request_failed", topic=request.topic)
             self._answers.refuse(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
+
+    def _refuse(self, job: Job, error: StoreError) -> bool:
+        """Refuses a job that cannot be prepared. True: it is one of a stream, and its topic or its keys are at fault.
+        Then its records are to be refused in their turn, and the stream goes on (rule P4)."""
+        request = job.request
+        at_fault = error.reason in (Reason.TOPIC_NOT_FOUND, Reason.KEY_REQUIRED, Reason.KEY_NOT_ALLOWED)
+        if isinstance(request, Publish) and request.channel is not None and request.payloads and at_fault:
+            job.refused = error
+            return True
+        self._answers.refuse(job, error)
+        return False
+
+    def _refuse_records(self, job: Job, error: StoreError) -> None:
+        draft = self.committer.new_draft()
+        try:
+            part = stage_refused(draft, job, error, self.publishers)
+        except StoreError as fenced:
+            self._answers.refuse(job, fenced)
+            return
+        self.queue.remove(job)
+        job.outcome.refused = error
+        self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
     def _commit_jobs(self, draft: Draft, chosen: list[tuple[Job, int]]) -> None:
         """Commits slices of jobs together. One that is refused when it is staged is answered, and the others go on."""

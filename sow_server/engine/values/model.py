@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias, overload
 
-from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.errors import Reason, StoreError
 
 NEVER: Final = 2**63 - 1
 MICROS: Final = 1_000_000
@@ -193,6 +193,7 @@ class Publish:
     topic: str
     payloads: Sequence[bytes]
     keys: Sequence[str] | None = None
+    """With `removals`, an empty text stands for a record without a key."""
     lifetime: Lifetime = ABSENT
     lifetimes: Sequence[Lifetime] | None = None
     ttl_mode: TtlMode = TtlMode.RESET
@@ -210,6 +211,12 @@ class Publish:
     """The message type that documents were encoded for, and its separator; empty: they are bytes of the caller's."""
     permits: PermittedRows | None = None
     """Must have each new record, and the live record that it replaces (rule A4); None: all may be written."""
+    removals: Sequence[bool] | None = None
+    """Which of the records are removals (rule P11): of these, the payload may only give the key. None: none is."""
+    removal_permits: PermittedRows | None = None
+    """A live record that it does not have, or `permits`, counts as absent for a removal (rule A4)."""
+    refused: StoreError | None = None
+    """Why each record of this request of a stream is refused, if that was found before it was queued (rule P4)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -300,6 +307,8 @@ class Applied(NamedTuple):
     """False: the expire time of this duplicate is forgotten."""
     delivered: int | None = None
     """The number of attached subscribers that matched a record that was due at once (rule L7)."""
+    removed: bool = False
+    """True for a removal that has deleted a record; one that found none has version and sequence 0 (rule P11)."""
 
 
 @dataclass(slots=True)
@@ -317,6 +326,10 @@ class Outcome:
     """The sequence of the last duplicate; 0 once they are forgotten."""
     ttls_ignored: int = 0
     """Records that were applied with a lifetime that the topic does not act on (rule L3)."""
+    removed: int = 0
+    """Applied removals that have deleted a record (rule P11)."""
+    refused: StoreError | None = None
+    """Why each of its records, or of the last ones, was refused, for a fault of the whole request of a stream."""
     results: list[Applied | Refusal] | None = None
 
 

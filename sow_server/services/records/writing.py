@@ -6,9 +6,21 @@ from collections.abc import Sequence
 
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.stored import read_header
-from sow_server.engine.values.errors import no_topic
-from sow_server.engine.values.model import Delete, Publish, PublisherPosition, RecordMatcher, Touch
+from sow_server.engine.values import lifetimes
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
+from sow_server.engine.values.lifetimes import LifetimeError
+from sow_server.engine.values.model import (
+    Delete,
+    Durability,
+    Lifetime,
+    Outcome,
+    Publish,
+    PublisherPosition,
+    RecordMatcher,
+    Touch,
+)
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted, rows_filter
 
@@ -19,15 +31,48 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     if call.unrestricted:
         return
     restriction = call.require(publish.topic, Action.PUBLISH).restriction
+    removing = restriction if publish.removals is None else call.require(publish.topic, Action.DELETE).restriction
     if publish.publisher is not None:
         publish.publisher = own_publisher(call, publish.publisher)
     if call.existing(publish.topic) is None:
-        if dynamic and restriction.rows is None and call.may_create(publish.topic):
+        if dynamic and restriction.rows is None and removing.rows is None and call.may_create(publish.topic):
             call.creates("topics", publish.topic)
             return
         raise no_topic(publish.topic)
     if restriction is not UNRESTRICTED:
         publish.permits = permitted(*call.topic(publish.topic, Action.PUBLISH))
+    if publish.removals is not None:
+        call.begin_deleting(publish.topic)
+        if removing is not UNRESTRICTED:
+            publish.removal_permits = permitted(*call.topic(publish.topic, Action.DELETE))
+
+
+def refuse_in_stream(call: Call, publish: Publish, error: StoreError) -> None:
+    """Makes the writer refuse each record of a request of a stream whose topic does not exist for the caller: in its
+    place among the others, as the publisher has to remember it (rule P4). Raises any other error, and this one for a
+    caller that may publish nowhere: it gets no commits."""
+    if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads or not call.may_ever:
+        raise error
+    position = publish.publisher
+    if position is not None and "/" not in position.publisher_id:  # refused before it got its stored name
+        publish.publisher = own_publisher(call, position)
+    publish.refused, publish.durability = error, Durability.FSYNC
+
+
+def explain_refusals(call: Call, outcome: Outcome, error: StoreError) -> None:
+    """Tells of a topic that does not exist which one may have been meant, as for a call that ends with that error."""
+    message = call.explained(error).message
+    outcome.refusals = [
+        one._replace(message=message) if one.message == error.message else one for one in outcome.refusals
+    ]
+
+
+def check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
+    """Raises StoreError for a lifetime that the topic refuses, whether or not a record would get it."""
+    try:
+        lifetimes.expire_time(topic.settings, lifetime, now_micros)
+    except LifetimeError as error:
+        raise StoreError(error.reason, error.message, field="touch") from None
 
 
 def permit_touch(call: Call, touch: Touch) -> None:

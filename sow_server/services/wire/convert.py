@@ -190,11 +190,19 @@ def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
     keys: list[str] = []
     own: dict[int, Lifetime] = {}
     conditions: dict[int, Condition] = {}
-    for record in records:
+    removals: list[int] = []
+    for index, record in enumerate(records):
         payloads.append(record.payload)
         if record.HasField("key"):
             keys.append(record.key)
+        if record.remove:
+            removals.append(index)
     count = len(payloads)
+    if removals:
+        keys = [record.key for record in records]
+        for index in removals:
+            if records[index].HasField("lifetime"):
+                raise invalid(f"records[{index}].lifetime", "a removal has none")
     if keys and len(keys) < count:
         missing = [record.HasField("key") for record in records].index(False)
         raise invalid(f"records[{missing}].key", "is missing, while other records have one")
@@ -223,6 +231,7 @@ def publish(request: sow_pb2.PublishRequest, default: Durability) -> Publish:
         delta=request.delta,
         unset_paths=tuple(paths) if (paths := request.unset_paths) else (),
         encoded_as=request.encoded_as,
+        removals=[record.remove for record in records] if removals else None,
     )
 
 
@@ -248,7 +257,19 @@ def publish_stream(
         delta=request.delta,
         unset_paths=tuple(paths) if (paths := request.unset_paths) else (),
         encoded_as=request.encoded_as,
+        removals=_removals(request, count) if request.remove else None,
     )
+
+
+def _removals(request: sow_pb2.PublishStreamRequest, count: int) -> list[bool] | None:
+    """The column of removals; None: no record is one."""
+    removals = list(request.remove)
+    if len(removals) != count:
+        raise invalid("remove", f"has {len(removals)} entries for {count} payloads")
+    for index, (removes, kind) in enumerate(zip(removals, request.lifetime_kind, strict=False)):
+        if removes and kind:
+            raise invalid(f"lifetime_kind[{index}]", "a removal has no lifetime")
+    return removals if True in removals else None
 
 
 def staged_rows(request: load_pb2.StageLoadRequest) -> Publish:
@@ -360,7 +381,7 @@ def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
     """The result for one record."""
     if isinstance(entry, Refusal):
         return sow_pb2.PublishResult(refusal=refusal(entry))
-    key, version, expire_time, sequence, ttl_ignored, duplicate, known, delivered = entry
+    key, version, expire_time, sequence, ttl_ignored, duplicate, known, delivered, removed = entry
     # Most results have no more than this. A message takes a field more quickly than its initial value.
     made = sow_pb2.PublishResult()
     made.key, made.version, made.sequence = key, version, sequence
@@ -370,6 +391,8 @@ def result(entry: Applied | Refusal) -> sow_pb2.PublishResult:
         made.ttl_ignored, made.duplicate, made.expire_time_unknown = ttl_ignored, duplicate, not known
     if delivered is not None:
         made.delivered = delivered
+    if removed:
+        made.removed = True
     return made
 
 
@@ -392,6 +415,7 @@ def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStre
         last_duplicate_sequence=outcome.last_duplicate_sequence,
         journal_epoch=journal_epoch,
         ttls_ignored=outcome.ttls_ignored,
+        removed=outcome.removed,
     )
 
 

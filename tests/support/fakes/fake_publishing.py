@@ -223,6 +223,7 @@ class FakePublisher:
         self.duplicates = 0
         self.refused = 0
         self.ttls_ignored = 0
+        self.removed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +236,18 @@ class FakePublisher:
     @property
     def acknowledged(self) -> int:
         return self.applied + self.duplicates + self.refused
+
+    def remove(self, key: str | None = None, *, data: bytes | None = None) -> None:
+        table = self._client._table(self._topic)
+        if key is None:
+            assert data is not None
+            key = str(json.loads(data).get(table.settings.key[0][1:])) if table.settings.key else ""
+        if key == "":
+            self.refused += 1
+            self._on_refusal(Refusal(self.acknowledged - 1, "KEY_REQUIRED", "key: is empty"))
+        else:
+            self.applied += 1
+            self.removed += table.rows.pop(key, None) is not None
 
     def publish(self, data: bytes, *, key: str | None = None, ttl: object = None, expire_at: int | None = None) -> None:
         position = self.acknowledged

@@ -9,7 +9,7 @@ Nothing happens between two calls: during a call, the test's own thread does the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast
@@ -171,9 +171,11 @@ class GuardedParts:
     def ask(self, identity: str, method: str, request: Message | None = None, **fields: Any) -> list[Message]:
         """Everything that a caller gets: the responses, and a status if the call ends with one. Of a subscription it
         takes what there is at once."""
-        if request is None:
-            request = request_of(method, **fields)
-        responses, error = self._run(self._called(identity, method, request))
+        return self.ask_all(identity, method, [request_of(method, **fields) if request is None else request])
+
+    def ask_all(self, identity: str, method: str, requests: Sequence[Message]) -> list[Message]:
+        """As `ask`, with the requests of one call."""
+        responses, error = self._run(self._called(identity, method, requests))
         return responses if error is None else [*responses, error]
 
     def status(self, identity: str, method: str, **fields: Any) -> status_pb2.Status:
@@ -219,13 +221,13 @@ class GuardedParts:
         return await self.sow._attach(call, asked, attachment)
 
     async def _called(
-        self, identity: str, method: str, request: Message
+        self, identity: str, method: str, requests: Sequence[Message]
     ) -> tuple[list[Message], status_pb2.Status | None]:
         responses: list[Message] = []
         described = METHODS[method]
         handler = self.handlers[method]
         kind = GetMessageClass(described.output_type)
-        given: object = _stream(request) if described.client_streaming else request
+        given: object = _stream(requests) if described.client_streaming else requests[0]
         try:
             call = self.call(identity, method)
             if not described.server_streaming:
@@ -275,8 +277,9 @@ def request_of(method: str, **fields: object) -> Message:
     return GetMessageClass(METHODS[method].input_type)(**fields)
 
 
-async def _stream(request: Message) -> AsyncIterator[Message]:
-    yield request
+async def _stream(requests: Sequence[Message]) -> AsyncIterator[Message]:
+    for request in requests:
+        yield request
 
 
 def _kept(response: Message | bytes, kind: type[Message]) -> Message:

@@ -176,6 +176,13 @@ SOW_CASES: Final = (
         "SowService.PublishStream",
         lambda things: sow_pb2.PublishStreamRequest(topic="orders", payload=[_document(f"s-{things.caller}")]),
     ),
+    Case(
+        "SowService.PublishStream",
+        lambda things: sow_pb2.PublishStreamRequest(
+            topic="orders", payload=[_document(f"r-{things.caller}")], remove=[True]
+        ),
+        "of a removal",
+    ),
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="orders", keys=["eu"]))),
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="orders", keys=["us"])), "a record of other rows"),
     Case("SowService.Get", _constant(sow_pb2.GetRequest(topic="absent", keys=["eu"])), "of a topic that is not there"),

@@ -135,6 +135,8 @@ class ModelPublisher:
     open_records: int = 0
     ever_refused: set[int] = field(default_factory=set)
     """The sequences that were, for ever."""
+    removed: set[int] = field(default_factory=set)
+    """The sequences of removals that have deleted a record."""
 
 
 class Accepted(NamedTuple):
@@ -144,6 +146,8 @@ class Accepted(NamedTuple):
     expire_time_micros: int
     ttl_ignored: bool = False
     duplicate: bool = False
+    removed: bool = False
+    """A removal that deletes, or has deleted, a record (rule P11)."""
 
 
 class Refused(NamedTuple):
@@ -170,6 +174,7 @@ class Expected:
         refused = [(index, result) for index, result in enumerate(self.results) if isinstance(result, Refused)]
         assert outcome.applied == len(fresh) + self.changed
         assert outcome.duplicates == len(duplicates)
+        assert outcome.removed == sum(result.removed for result in fresh)
         assert [refusal.index for refusal in outcome.refusals] == [index for index, _ in refused]
         for refusal, (_, wanted) in zip(outcome.refusals, refused, strict=True):
             _check_refusal(refusal, wanted)
@@ -183,6 +188,9 @@ class Expected:
                 else:
                     assert isinstance(result, Applied)
                     assert (result.key.encode(), result.duplicate) == (accepted.key, accepted.duplicate)
+                    if result.removed != accepted.removed:
+                        assert accepted.duplicate
+                        assert (result.version, result.removed) == (0, False), "forgotten, and no guess"
                     if not accepted.duplicate:
                         assert result.expire_time_micros == accepted.expire_time_micros
                         assert result.ttl_ignored == accepted.ttl_ignored
@@ -256,7 +264,8 @@ class ModelStore:
         if (refused := refused_delta(topic.settings, request)) is not None:
             return Expected(refused=refused)
         keys = keys_of(topic.settings, request) if request.payloads else []
-        is_large = request.delta and request.atomic and self._too_large(topic, keys)
+        rewrites = request.delta or request.removals is not None
+        is_large = rewrites and request.atomic and self._too_large(topic, keys)
         if is_large and not self._all_decided_before(request, len(keys)):
             return Expected(refused=Reason.ATOMIC_TOO_LARGE)
         expected = self._publish_keys(topic, request, keys, now)
@@ -303,8 +312,9 @@ class ModelStore:
             if sequence <= decided_before:
                 results.append(self._decided_before(publisher, decided_before, sequence, request, index, key))
                 continue
-            result = self._put(topic, request, index, key, now)
-            results.append(result)
+            removes = request.removals is not None and request.removals[index]
+            change = self._remove if removes else self._put
+            results.append(change(topic, request, index, key, now))
         if request.atomic and len(keys) > 1 and self._merged_bytes > self._merged_bytes_max:
             self.topics[request.topic] = before
             self._later = None
@@ -342,6 +352,8 @@ class ModelStore:
             if first + index > decided_before and isinstance(result, Refused):
                 publisher.refusals[first + index] = result
                 publisher.ever_refused.add(first + index)
+            elif first + index > decided_before and isinstance(result, Accepted) and result.removed:
+                publisher.removed.add(first + index)
         publisher.highest = max(publisher.highest, first + len(results) - 1)
         oldest = publisher.highest - self._outcomes_kept
         publisher.refusals = {at: why for at, why in publisher.refusals.items() if at > oldest}
@@ -371,7 +383,21 @@ class ModelStore:
             return Refused(Reason.OUTCOME_UNKNOWN)
         if isinstance(key, Reason):
             return Refused(key)
-        return Accepted(key, NEVER, duplicate=True)
+        return Accepted(key, NEVER, duplicate=True, removed=sequence in publisher.removed)
+
+    def _remove(
+        self, topic: ModelTopic, request: Publish, index: int, key: bytes | Reason, now: int
+    ) -> Accepted | Refused:
+        """A removal (rule P11)."""
+        if isinstance(key, Reason):
+            return Refused(key)
+        current = self._live(topic, key, now)
+        condition = None if request.conditions is None else request.conditions[index]
+        if (failed := _failed(condition, current)) is not None:
+            return failed
+        if current is not None:
+            topic.remove(key, "delete")
+        return Accepted(key, NEVER, removed=current is not None)
 
     def _put(
         self, topic: ModelTopic, request: Publish, index: int, key: bytes | Reason, now: int

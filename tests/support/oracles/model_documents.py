@@ -11,12 +11,22 @@ from sow_server.engine.values.model import MessageType, Publish, TopicSettings
 
 def keys_of(settings: TopicSettings, request: Publish) -> list[bytes | Reason]:
     """The key of each record of a publish, or the reason why it has none."""
+    if request.removals is not None and settings.key:
+        # A removal by key has no document (rule P11).
+        assert request.keys is not None
+        return [
+            key.encode() if key else derived_key(settings, payload)
+            for key, payload in zip(request.keys, request.payloads, strict=True)
+        ]
     if settings.key:
         return [derived_key(settings, payload) for payload in request.payloads]
     assert request.keys is not None, "the tests give keys where the topic has no key fields"
     found: list[bytes | Reason] = []
-    for key, payload in zip(request.keys, request.payloads, strict=True):
-        if settings.message_type is MessageType.JSON and not isinstance(_document(payload), dict):
+    removals = request.removals or [False] * len(request.keys)
+    for key, payload, removes in zip(request.keys, request.payloads, removals, strict=True):
+        if removes:
+            found.append(key.encode())
+        elif settings.message_type is MessageType.JSON and not isinstance(_document(payload), dict):
             found.append(Reason.PAYLOAD_MALFORMED)
         elif not key:
             found.append(Reason.KEY_REQUIRED)

@@ -34,6 +34,8 @@ UNANSWERED_MAX: Final = 3
 """Requests under way."""
 PAUSE_MICROS_MAX: Final = 150_000
 LOST_ANSWERS: Final = 0.15
+REMOVING: Final = 0.3
+"""The part of the requests that have removals, too."""
 
 
 class Lost(AssertionError):
@@ -76,6 +78,7 @@ class Mover:
 
     def __post_init__(self) -> None:
         self.publisher_id = self.name
+        self._removes = random.Random(self.name)  # its own, so that lives without removals stay as they were
         self._programs = 0
         self._requests = 0
         self.position: PublisherPosition | None = None
@@ -154,11 +157,17 @@ class Mover:
         self._requests += 1
         keys = [f"{self.name}.{self._requests}.{number}" for number in range(self.draw.randint(1, 3))]
         payloads = [json.dumps({"p": key}).encode() for key in keys]
+        removals: list[bool] | None = None
+        if self._removes.random() < REMOVING:
+            # A record that is put and removed, and one that never was.
+            keys += [gone := f"{self.name}.{self._requests}.gone", gone, f"{self.name}.{self._requests}.none"]
+            payloads += [b"{}", b"", b""]
+            removals = [False] * (len(keys) - 2) + [True, True]
         topic = self.draw.choice(self.topics)
         if self._is_drawn and self._drawn is not None and self.draw.random() < 0.7:
             topic = self._drawn[0]
         self.position = position._replace(first_sequence=position.first_sequence + len(keys))
-        return Publish(topic, payloads, keys, publisher=position, durability=Durability.FSYNC)
+        return Publish(topic, payloads, keys, publisher=position, durability=Durability.FSYNC, removals=removals)
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
@@ -213,10 +222,10 @@ class Mover:
     # -- judging ----------------------------------------------------------------------------------------------------
 
     def judge(self, at: Instance, request: Publish) -> None:
-        """All records of an answered request are there. Raises Lost."""
+        """All records of an answered request are there that it has not removed. Raises Lost."""
         assert request.keys is not None, "all have one"
         there = set(keys_of(at, request.topic, request.keys))
-        missing = set(request.keys) - there - self.dropped
+        missing = set(_kept(request)) - there - self.dropped
         if missing:
             raise Lost(f"{self.name}: {missing} of {request.topic} count as applied at {at.store.identity.name}")
 
@@ -241,6 +250,14 @@ class Mover:
             for instance in self.world.instances.values()
         ]
         return max([one.rank for one in known]) > (position.epoch, position.token)
+
+
+def _kept(request: Publish) -> list[str]:
+    """The keys that have a record after a request."""
+    assert request.keys is not None, "all have one"
+    removals = request.removals or [False] * len(request.keys)
+    gone = {key for key, removes in zip(request.keys, removals, strict=True) if removes}
+    return [key for key in request.keys if key not in gone]
 
 
 def keys_of(at: Instance, topic: str, keys: Iterable[str]) -> list[str]:

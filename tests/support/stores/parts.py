@@ -34,6 +34,9 @@ class NoAccessFile:
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")
 
+    def deletes(self, call: Call) -> None:
+        raise AssertionError(f"{call.method} has no access file, and so no audit log")
+
 
 def no_reader_processes(store: Store, folder: Path) -> ReaderProcesses:
     """Every query is answered in this process."""

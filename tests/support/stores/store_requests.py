@@ -68,7 +68,26 @@ wanted = st.one_of(
     st.none(),
     st.builds(Wanted, st.integers(0, 2), st.sampled_from([0, 2 * MICROS, 20 * MICROS, NEVER])),
 )
+removals = st.one_of(
+    st.none(),
+    st.none(),
+    # Of each record whether it is a removal; and whether it has a key where a document would do.
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=7, max_size=7),
+)
 unset_paths = st.sampled_from([(), (), ("/n",), ("/o/x",), ("/o", "/p"), ("/o/z", "/o/y", "/gone"), ("/k",)])
+
+
+def with_removals(request: Publish, keys: list[str], removed: list[tuple[bool, bool]] | None) -> None:
+    """Makes some records of a request removals (rule P11): by their documents, or by keys without one."""
+    if removed is None:
+        return
+    chosen = removed[: len(keys)]
+    request.removals = [removes for removes, _ in chosen]
+    derives = bool(TOPICS[request.topic].key)
+    by_key = [removes and (keyed or not derives) for removes, keyed in chosen]
+    request.payloads = [b"" if keyed else payload for keyed, payload in zip(by_key, request.payloads, strict=True)]
+    if derives:
+        request.keys = [key if keyed else "" for key, keyed in zip(keys, by_key, strict=True)]
 
 
 class StoreRequests(StoreChecks):
@@ -99,6 +118,7 @@ class StoreRequests(StoreChecks):
         lifetime=plain_lifetimes,
         own_lifetimes=st.booleans(),
         ttl_mode=st.sampled_from([TtlMode.RESET, TtlMode.EXTEND]),
+        removed=removals,
         hold=st.booleans(),
     )
     def publish_plainly(
@@ -108,6 +128,7 @@ class StoreRequests(StoreChecks):
         lifetime: Lifetime,
         own_lifetimes: bool,
         ttl_mode: TtlMode,
+        removed: list[tuple[bool, bool]] | None,
         hold: bool,
     ) -> None:
         """As most requests are; the hot path."""
@@ -119,6 +140,7 @@ class StoreRequests(StoreChecks):
             lifetimes=[own for _, own in records] if own_lifetimes else None,
             ttl_mode=ttl_mode,
         )
+        with_removals(request, [key for key, _ in records], removed)
         self._request(request, hold=hold)
 
     @rule(
@@ -143,6 +165,7 @@ class StoreRequests(StoreChecks):
         nothing=st.sampled_from([False, False, True]),
         delta=st.booleans(),
         unset=unset_paths,
+        removed=removals,
         hold=st.booleans(),
     )
     def publish(
@@ -165,6 +188,7 @@ class StoreRequests(StoreChecks):
         nothing: bool,
         delta: bool,
         unset: tuple[str, ...],
+        removed: list[tuple[bool, bool]] | None,
         hold: bool,
     ) -> None:
         payload = self._delta if delta else self._payload
@@ -183,6 +207,7 @@ class StoreRequests(StoreChecks):
             # Without a delta they are refused, so they are rare there.
             unset_paths=unset if delta or self.payloads % 20 == 0 else (),
         )
+        with_removals(request, [key for key, _, _, _ in records], removed)
         if publisher is not None:
             known = self.model.publishers.get(publisher)
             epoch = max(1, (known.epoch if known else 1) + epoch_step)
@@ -196,7 +221,7 @@ class StoreRequests(StoreChecks):
                 unit = max(1, (known.unit if known else 0) + unit_step)
                 request.publisher = PublisherPosition(publisher, epoch, first, unit, unit_done)
                 if unit_done and nothing:
-                    request = replace(request, payloads=[], keys=None, lifetimes=None, conditions=None)
+                    request = replace(request, payloads=[], keys=None, lifetimes=None, conditions=None, removals=None)
             self.sent.append(request)
         self._request(request, hold=hold)
 

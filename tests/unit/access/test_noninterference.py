@@ -241,6 +241,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(publisher=POSITION, records=[{"payload": document("p1")}]),
         orders(records=[{"payload": document("p2"), "lifetime": {"ttl_micros": 0}}]),
         orders(records=[{"payload": b"{"}, {"key": "k", "payload": b"{}"}]),
+        orders(records=[{"key": "a03", "remove": True}, {"payload": document("a05"), "remove": True}]),
+        orders(records=[{"key": "a03", "remove": True, "condition": EXISTS}, {"key": "b03", "remove": True}]),
         orders(records=[{"payload": document("n"), "condition": {"only_if_absent": True}}], lifetime={"never": True}),
         orders(records=[{"payload": document("n")}], lifetime={"expire_time_micros": 9 * 10**15}),
         orders(
@@ -261,6 +263,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(payload=[document("s3")], publisher={**POSITION, "publisher_id": "q", "publisher_token": 7}),
         orders(key=["x"], payload=[document("s3")]),
         orders(payload=[document("a04"), document("s4")], encoded_as="fix\x01"),
+        orders(payload=[b"", document("r1"), document("r1")], key=["a03", "", ""], remove=[True, False, True]),
     ],
     "Get": [
         orders(keys=["a00", "b00", "z1", "none"]),

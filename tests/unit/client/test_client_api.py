@@ -16,11 +16,13 @@ from sow_client import (
     AsyncLiveView,
     AsyncPublisher,
     AsyncSubscription,
+    AsyncTransaction,
     Client,
     DurableSubscription,
     LiveView,
     Publisher,
     Subscription,
+    Transaction,
 )
 from tests.support.servers.server import unmeasured
 
@@ -33,6 +35,7 @@ PUBLIC = {
     "Key",
     "Token",
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
+    "AsyncTransaction", "Transaction",
     "AsyncLease", "Lease", "LeaseLost", "LifetimeIgnoredWarning", "TouchOnlyName",
     "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
     "Browsed", "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed",
@@ -67,6 +70,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         (Subscription, AsyncSubscription),
         (DurableSubscription, AsyncDurableSubscription),
         (LiveView, AsyncLiveView),
+        (Transaction, AsyncTransaction),
     ):
         names = _public(blocking)
         assert names == _public(asynchronous)
@@ -88,6 +92,8 @@ def test_every_public_method_has_a_docstring() -> None:
         AsyncDurableSubscription,
         LiveView,
         AsyncLiveView,
+        Transaction,
+        AsyncTransaction,
     ):
         for name in _public(kind):
             assert inspect.getdoc(getattr(kind, name)), f"{kind.__name__}.{name}"

@@ -336,3 +336,20 @@ def test_dead_letters_come_to_a_full_topic(rig: Rig) -> None:
     rig.store.writer.sweep_now()
     assert rig.count("dead") == 3
     assert refused(publish(rig, "dead", "d")) == [(0, FULL)]
+
+
+def test_a_removal_makes_room_for_the_puts_of_its_request(rig: Rig) -> None:
+    """T6, P11: a record moves to another key in a full topic, all or nothing, and in a stream."""
+
+    def changed(keys: str, removals: list[bool], *, atomic: bool = False) -> list[tuple[int, Reason]]:
+        payloads = [b"" if removes else b"y" for removes in removals]
+        return refused(rig.run(Publish("few", payloads, list(keys), removals=removals, atomic=atomic)))
+
+    publish(rig, "few", "abc")
+    assert changed("ad", [True, False], atomic=True) == []
+    assert keys(rig, "few") == "bcd"
+    assert changed("ebf", [False, True, False]) == [(0, FULL)]
+    assert keys(rig, "few") == "cdf"
+    aborted = [(0, Reason.ATOMIC_ABORTED), (1, Reason.ATOMIC_ABORTED), (2, FULL)]
+    assert changed("cgh", [True, False, False], atomic=True) == aborted
+    assert keys(rig, "few") == "cdf"

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from sow_server.engine.commit import puts
+from sow_server.engine.commit import handing_over
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     PERMANENT,
@@ -193,7 +193,7 @@ def test_the_search_for_attached_subscribers_takes_a_bounded_time_of_a_commit(
     filter costs nothing to ask, and a filter that fails is not the publisher's fault."""
     subscribers = Subscribers(rig)
     subscribers.subscribe("orders", filter="/n > 1")
-    monkeypatch.setattr(puts, "TAKING_SECONDS_MAX", 1e-9)
+    monkeypatch.setattr(handing_over, "TAKING_SECONDS_MAX", 1e-9)
     assert publish_now(rig, b'{"n":2}') == [0]
     assert len(rig.live("dead")) == 1
     monkeypatch.undo()

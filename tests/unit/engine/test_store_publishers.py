@@ -522,10 +522,10 @@ def test_a_unit_that_is_stalled_is_finished_by_the_retry_alone(rig: Rig) -> None
     channel = PublishChannel()
     rig.run(batch(1, "x", epoch=1))
     answers = rig.run_together(
-        [replace(part(2, "a"), channel=channel, keys=None), replace(part(3, done=True), channel=channel)]
+        [replace(part(2, "a"), channel=channel, unset_paths=["/a"]), replace(part(3, done=True), channel=channel)]
     )
     assert [answer.reason for answer in answers if isinstance(answer, StoreError)] == [
-        Reason.KEY_REQUIRED,
+        Reason.INVALID_ARGUMENT,
         Reason.STREAM_BROKEN,
     ]
     assert opened(rig, unit=1) == OpenedPublisher(2)

@@ -33,4 +33,7 @@ test("a request needs what is in it, and of that the newest", () => {
   const topic = (settings: object) => needed(CreateTopicRequestSchema, create(CreateTopicRequestSchema, { settings }));
   assert.equal(topic({ key: ["/id"] }), undefined);
   assert.equal(topic({ key: ["/id"], maxEntries: 7n })?.field, "settings.max_entries");
+  const publish = (...records: object[]) => needed(PublishRequestSchema, create(PublishRequestSchema, { records: records as never }));
+  assert.equal(publish({ key: "a" }), undefined);
+  assert.deepEqual(publish({ key: "a" }, { key: "b", remove: true }), { field: "records.remove", contract: 3 });
 });

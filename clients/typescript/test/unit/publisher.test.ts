@@ -333,3 +333,22 @@ test("the epoch of a given id is asked for before the first request", async () =
   await stream.close();
   assert.equal(stream.applied, 1);
 });
+
+test("removals and puts of one request stay in their order, and wait for a server that knows them", () => {
+  const core = machine();
+  core.append({ payload: new Uint8Array(1), key: undefined, lifetime: undefined });
+  core.append({ payload: new Uint8Array(), key: "a", lifetime: undefined, removes: true });
+  core.append({ payload: new Uint8Array(1), key: undefined, lifetime: undefined });
+  core.seal();
+  assert.deepEqual([core.nextRequest(), core.mustReopen, core.removes], [undefined, true, true]);
+  core.rewind();
+  assert.equal(core.retryDelay(cut("the stream"), NOW), 0);
+  core.knowsRemovals = true;
+  const request = core.nextRequest()!;
+  assert.deepEqual([request.key, request.remove], [["", "a", ""], [false, true, false]]);
+  const { ack } = core.acknowledge(response({ applied: 2, removed: 1, refusals: [refusal(2, ErrorReason.OVERLOADED)] }));
+  assert.equal(ack.removed, 1);
+  core.rewind();
+  const rest = core.nextRequest()!;
+  assert.deepEqual([rest.key, rest.remove], [[""], [false]]);
+});
