@@ -88,9 +88,15 @@ Examples:
     "--order-by",
     multiple=True,
     metavar="PATH [DESC],…",
-    help="The order of the live table, such as '/price DESC, /symbol' (repeatable); default: the key.",
+    help="The order of the live table, such as '/price DESC, /symbol' (repeatable); default: the key. In a pipe: of "
+    "the first records of --sow.",
 )
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="At most N rows in the live table.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="At most N rows in the live table. In a pipe, with --order-by: at most N records first.",
+)
 @click.option(
     "--snapshot-max",
     type=click.IntRange(min=1),
@@ -119,7 +125,7 @@ Examples:
     "--conflation",
     type=arguments.duration,
     metavar="DURATION",
-    help="The newest value of each key, at most once in this time. Not with --delta.",
+    help="The newest value of each key, at most once in this time. With --delta: the difference to what came last.",
 )
 @click.option(
     "--count",
@@ -192,8 +198,7 @@ def subscribe(
     chosen = given or default_format() is not None
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
-    if (order or top) and not as_live_table:
-        raise click.UsageError("--order-by and --top are for the live table of --sow on a terminal; see sow query")
+    first_by = None if as_live_table else _first_by(order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
@@ -214,6 +219,7 @@ def subscribe(
         opened = partial(opened, oof=oof or as_live_table, changes=changes, conflation=conflation, select=fields)
         tell = _tell if shown is None else shown.tell
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
+        opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
         subscription = _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
@@ -265,6 +271,18 @@ def _order(order_by: tuple[str, ...]) -> list[live.Term]:
         arguments.column(path, "--order-by")
         terms.append(live.Term(path, direction.strip().upper() == "DESC"))
     return terms
+
+
+def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern: bool, most: int | None) -> str | None:
+    """The order of the first records, where there is no live table; None: of the keys."""
+    if (order_by or top) and not sow:
+        raise click.UsageError("--order-by and --top are for the records of --sow; see sow query")
+    if top and not order_by:
+        raise click.UsageError("--top needs --order-by here; --snapshot-max bounds the records in the order of keys")
+    if not order_by:
+        return None
+    arguments.refuse_together(("--order-by", True), ("--pattern", pattern), ("--snapshot-max", most is not None))
+    return ", ".join(order_by)
 
 
 def _opened_patiently(
@@ -400,7 +418,8 @@ def _check(
     if sow and start is not None:
         raise click.UsageError("--sow and --from exclude each other: a snapshot is as of now")
     arguments.refuse_together(("--changes", changes), ("--oof", oof))
-    arguments.refuse_together(("--changes", changes), ("--delta", delta), ("--conflation", conflation is not None))
+    arguments.refuse_together(("--changes", changes), ("--delta", delta))
+    arguments.refuse_together(("--changes", changes), ("--conflation", conflation is not None))
 
 
 def _open(
@@ -419,11 +438,12 @@ def _open(
     select: list[str] | None,
     on_interruption: Callable[[SowError | None], None],
     snapshot_max: int | None,
+    order_by: str | None,
+    top: int | None,
 ) -> Subscription:
     name, topic_pattern = (None, topic) if pattern else (topic, None)
-    begin = (
-        partial(client.sow_and_subscribe, snapshot_max=snapshot_max) if sow else partial(client.subscribe, start=start)
-    )
+    snapshot = partial(client.sow_and_subscribe, snapshot_max=snapshot_max, order_by=order_by, top_n=top)
+    begin = snapshot if sow else partial(client.subscribe, start=start)
     return begin(
         name,
         wanted,

@@ -76,6 +76,8 @@ class SubscriptionCore:
         self._position = request.bookmark  # everything up to here was handed out; empty: no position yet
         self._marks = marks_of(request.bookmark)  # these end every bookmark until others come
         self._covers = False  # as the server has told last; an older one tells nothing
+        self.behind = True
+        """True: changes from before are still to come, as far as the server has told."""
         self._view = b""  # the name of what the server shows, by its snapshot; empty: there was none, or no name
         self._prefix = prefix_of(request.bookmark)  # epoch and dot: of these, bookmarks of single changes are made
         self._sequence = 0  # of the last change of the current frame
@@ -133,6 +135,7 @@ class SubscriptionCore:
             self._feed_changes(response.changes)
         elif kind == "progress" and not self._snapshot:
             self._feed_progress(response.progress.bookmark, covers=response.progress.covers)
+            self.behind = response.progress.behind
         elif kind == "snapshot_begin" and self._snapshot and not self._standing:
             self._begin_snapshot(response.snapshot_begin)
         elif kind == "snapshot" and self._snapshot and self._standing:
@@ -199,7 +202,7 @@ class SubscriptionCore:
         self._shown = True
         self._changes, self.pending = changes, pending
         self._after, self._marks = bookmark, marks
-        self._snapshot = False
+        self._snapshot = self.behind = False
 
     def _feed_changes(self, batch: sow_pb2.ChangeBatch) -> None:
         if not batch.more and not batch.bookmark:
@@ -230,7 +233,7 @@ class SubscriptionCore:
         self._settle()
         if not self.stood:
             self._backoff.begin(now)  # the wait for a first connection counts
-        self._standing = False
+        self._standing, self.behind = False, True
         request = sow_pb2.SubscribeRequest()
         request.CopyFrom(self._request)
         self._go_on(request)
@@ -320,6 +323,17 @@ class SubscriptionBase(_process.Owned):
         Rule: F9.
         """
         return self._core.covers
+
+    @property
+    def behind(self) -> bool:
+        """False: the subscription has caught up, and the server sends each change as it happens. True: changes from
+        before are still to come. The snapshot is not complete, the server still reads older changes in its journal, or
+        the connection is interrupted. The server tells when this ends. It does not tell when a subscriber falls behind
+        because it reads slowly, until nothing else is to be sent for the time `progress`.
+
+        Rule: S5.
+        """
+        return self._core.behind
 
 
 def checked_size(size: int) -> None:

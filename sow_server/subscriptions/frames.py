@@ -16,6 +16,7 @@ from itertools import accumulate, compress
 from operator import add
 from typing import Final, NamedTuple, overload
 
+from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.durables import GapReason
 from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.model import NEVER
@@ -47,6 +48,16 @@ class ChangeReason(enum.IntEnum):
     NOT_PERMITTED = 5
 
 
+class Told(NamedTuple):
+    """A version of a record that a subscriber has, unless it was left out because it was due (rules S15, J12)."""
+
+    topic: Topic
+    payload: bytes
+    """The part that the subscriber may see."""
+    skip_from: int
+    """The time from which it was no longer handed over."""
+
+
 class Row(NamedTuple):
     """One message about one record. `skip_from`: the time from which it is no longer handed over (rule J12)."""
 
@@ -63,12 +74,15 @@ class Row(NamedTuple):
     unset_paths: tuple[str, ...] = ()
     skip_from: int = NEVER
     enters: bool = False
-    """True if the record comes into focus with this put. Known only with `Wants.conflated`."""
+    """True if the record comes into focus with this put. Known only with `Wants.conflated` and `Wants.oof`."""
+    told: Told | None = None
+    """The version that this put replaces. Only for conflated deltas, and None where the record has to be sent whole."""
 
     @property
     def size(self) -> int:
         """Bytes of memory, approximately."""
-        return ROW_BYTES + len(self.key) + len(self.payload)
+        size = ROW_BYTES + len(self.key) + len(self.payload)
+        return size if self.told is None else size + len(self.told.payload)
 
 
 class RowColumns(Sequence[Row]):
@@ -190,7 +204,20 @@ class RowColumns(Sequence[Row]):
 class ChangeFrame:
     """Rows that are sent together."""
 
-    __slots__ = ("after", "atomic", "bookmark", "delivered", "encoded", "more", "rows", "size", "skip_from", "topic")
+    __slots__ = (
+        "after",
+        "arrived_micros",
+        "atomic",
+        "bookmark",
+        "delivered",
+        "emissions",
+        "encoded",
+        "more",
+        "rows",
+        "size",
+        "skip_from",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -219,6 +246,11 @@ class ChangeFrame:
         J15)."""
         self.encoded: bytes | None = None
         """Its bytes on the wire, once it has been encoded."""
+        self.arrived_micros = 0
+        """The time at which the first conflating subscriber got it; 0: none has. Equal subscribers count it in the same
+        interval (conflation [4])."""
+        self.emissions: Sequence[object] = ()
+        """The emissions of conflating subscribers that end with this frame (conflation [4])."""
 
     def counted(self, delivered: Sequence[int]) -> ChangeFrame:
         """The frame for a subscriber that is told how often each row was handed over."""

@@ -2,6 +2,7 @@
 
 [1]  A subscriber hears something at least every `progress_micros`: a frame, or its progress.
 [2]  Marks that are due are told between two changes, also while changes come without a pause.
+[3]  A subscriber that was told that it is behind is told at once when it has caught up.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class ProgressReports:
         self._clock = clock
         self._elapsed = elapsed
         self._sent_at = elapsed()
+        self.told_behind = False
+        """True if the last report said that the subscriber is behind [3]."""
 
     @property
     def elsewhere(self) -> bool:
@@ -66,5 +69,6 @@ class ProgressReports:
         """The frame that tells a position, which is sent now."""
         marks, marking = self.marks(position), self._marking
         covers = marking is None or marking.covers
+        self.told_behind = behind
         sources = marking is not None and marking.sources
         return self.sending(Progress(position, self._clock.now_micros(), marks, covers, behind, sources))

@@ -120,8 +120,8 @@ class Wants:
     projection: Projection | None = None
     batch_size: int = 1000
     conflated: bool = False
-    """True if `Conflation` takes the rows. It has to know which of them come into focus, and decides by itself which
-    records are due."""
+    """True if `Conflation` takes the rows, and the subscriber wants oof or deltas. `Conflation` has to know which of
+    them come into focus, and the versions that they replace. It decides by itself which records are due."""
 
     @property
     def leaving(self) -> bool:
@@ -168,7 +168,7 @@ class Request:
 
     def wants(self, view: View) -> Wants:
         """The messages that it wants of a topic."""
-        conflated = self.oof and self.conflation_micros != 0
+        conflated = (self.oof or self.delta) and self.conflation_micros != 0
         return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size, conflated)
 
     @property
@@ -195,7 +195,6 @@ def check(request: Request, *, selects: bool) -> None:
         (request.changes, "changes", request.oof, "oof"),
         (request.changes, "changes", request.delta, "delta"),
         (request.changes, "changes", conflates, "conflation_micros"),
-        (request.delta, "delta", conflates, "conflation_micros"),
         (request.delta, "delta", selects, "select"),
     ):
         if given and other_given:

@@ -24,17 +24,20 @@ from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.frames import ChangeFrame, Frame, SnapshotBatch, SnapshotEnd
 from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
-from sow_server.subscriptions.live.conflation import Conflation
+from sow_server.subscriptions.live.conflation import Conflation, Emission, Form
 from sow_server.subscriptions.live.dispatch import Dispatcher
 from sow_server.subscriptions.live.judging import Unjudged
 from sow_server.subscriptions.live.outbox import Outbox
 from sow_server.subscriptions.marking import Marking
 from sow_server.subscriptions.progress import ProgressReports
-from sow_server.subscriptions.request import Request, Snapshot
+from sow_server.subscriptions.request import Request, Snapshot, StartKind
 from sow_server.subscriptions.topic_views import TopicViews
 
 FAILURE_CHECK_MICROS: Final = 200_000
 """How often a subscription that waits for its first durable commit checks whether the writer has failed."""
+
+TOLD_SHARE: Final = 4
+"""A conflating subscriber's versions to compare with take at most one part in so many of its queue (rule S15)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,15 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted:
+    """The frames of an emission are made."""
+
+
+@dataclass(frozen=True, slots=True)
 class Read:
     """Run this on a reader thread, then give the result to `Subscription.took`."""
 
-    run: Callable[[], SnapshotBatch | Replayed | Judged | JournalGap | None]
+    run: Callable[[], ReadResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ class Wait:
     until_micros: int
 
 
+ReadResult = SnapshotBatch | Replayed | Judged | Emitted | JournalGap | None
 Step = Send | Read | Wait
 
 
@@ -137,9 +146,10 @@ class Subscription:
         """Everything up to here has been sent, or is in the outbox."""
         self._together = False
         """True if the last frame belongs together with the next."""
-        interval = request.conflation_micros
-        self._conflation = Conflation(interval, request.batch_size) if interval else None
+        self._conflation = _conflation(request, common) if request.conflation_micros else None
         self._outbox = Outbox(self._conflation)
+        self._emission: Emission | None = None
+        """It was taken, and its frames are not made yet."""
         self._error: StoreError | None = None
         self._stopping = False
         self._is_closed = False
@@ -213,6 +223,9 @@ class Subscription:
             self._durable = self._behind = True
             self._position = self._covered = position
             self._accepted = accepted
+            if self._conflation is not None:
+                resumed = self.request.start.kind is StartKind.BOOKMARK
+                self._conflation.begin_behind(self._commits.last_sequence, resumed=resumed)
         elif barrier:
             self._commits.barrier().then(self._passed)
         else:
@@ -273,6 +286,8 @@ class Subscription:
             frame = self._next_frame()
             if frame is not None:
                 return Send(self._reports.sending(frame))
+            if self._emission is not None:
+                return _emitting(self._emission)
             if self._outbox.unjudged_after is not None:
                 judge = self._outbox.judging(self._clock.now_micros())
                 if judge is None:
@@ -281,7 +296,8 @@ class Subscription:
                 return self._progress() if due else _judging(judge)
             if self._error is not None:
                 raise self._error
-            if not self._together and self._reports.is_due(self._position):
+            caught_up = self._reports.told_behind and not self._behind
+            if not self._together and (caught_up or self._reports.is_due(self._position)):
                 return self._progress()  # also while it reads on and nothing matches (rule S5)
             if self._views.elsewhere and not self._reports.elsewhere:
                 self._rejoin()
@@ -292,7 +308,7 @@ class Subscription:
             if step is not None:
                 return step
 
-    def took(self, result: SnapshotBatch | Replayed | Judged | JournalGap | None) -> None:
+    def took(self, result: ReadResult) -> None:
         """Takes the result of a `Read`."""
         match result:
             case SnapshotBatch():
@@ -302,6 +318,8 @@ class Subscription:
                 self._covered = result.position
             case Judged():
                 self._outbox.add_result(result.frames)
+            case Emitted():
+                self._emitted()
             case JournalGap():
                 self._error = self._error or _resync(result, self._covered)
             case None:
@@ -390,15 +408,22 @@ class Subscription:
 
     def _conflate(self, now_micros: int) -> bool:
         """Emits the conflated rows when it is time. Returns whether frames are ready then."""
-        conflation, elapsed = self._conflation, self._elapsed()
-        if not conflation or (elapsed < conflation.due_at(elapsed) and self._error is None):
+        conflation = self._conflation
+        if not conflation or (now_micros < conflation.due_at() and self._error is None):
             return False
-        frames = conflation.take(
-            after=self._position, bookmark=self._complete, now_micros=now_micros, elapsed_micros=elapsed
-        )
+        self._emission = emission = conflation.take(position=self._position, now_micros=now_micros)
+        return self._emitted() if emission.is_light else False
+
+    def _emitted(self) -> bool:
+        """The frames of the emission are ready, if there are any."""
+        emission, self._emission = self._emission, None
+        assert emission is not None, "one was taken"
+        assert self._conflation is not None, "it conflates"
+        self._conflation.emitted(emission)
+        frames = emission.frames()
         self._outbox.add_ready(frames)
         if not frames:
-            self._position = self._complete
+            self._position = emission.bookmark
         return bool(frames)
 
     def _catch_up(self) -> Step | None:
@@ -424,12 +449,25 @@ class Subscription:
     def _idle(self) -> Wait:
         now, until = self._elapsed(), self._reports.next_micros
         if self._conflation:
-            until = min(until, self._conflation.due_at(now))
+            until = min(until, now + self._conflation.due_at() - self._clock.now_micros())
         return Wait(max(until, now))
 
 
 def _judging(judge: Callable[[], list[ChangeFrame]]) -> Read:
     return Read(lambda: Judged(judge()))
+
+
+def _emitting(emission: Emission) -> Read:
+    def make() -> Emitted:
+        emission.frames()
+        return Emitted()
+
+    return Read(make)
+
+
+def _conflation(request: Request, common: Common) -> Conflation:
+    form = Form(request.batch_size, request.delta, request.empty_deltas, common.queue_bytes_max // TOLD_SHARE)
+    return Conflation(request.conflation_micros, form, common.reads.clock.now_micros)
 
 
 def _resync(gap: JournalGap, position: int) -> StoreError:

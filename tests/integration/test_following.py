@@ -154,6 +154,7 @@ class Options(NamedTuple):
     delta: bool = False
     batch_size: int = 1_000
     conflation: str | None = None
+    order_by: str | None = None
 
 
 @pytest.mark.parametrize(
@@ -163,6 +164,8 @@ class Options(NamedTuple):
         pytest.param(Options(delta=True, batch_size=3), marks=pytest.mark.long),
         pytest.param(Options(batch_size=3), marks=pytest.mark.long),
         pytest.param(Options(conflation="50ms"), marks=pytest.mark.long),
+        pytest.param(Options(conflation="50ms", delta=True, batch_size=3), marks=pytest.mark.long),
+        pytest.param(Options(order_by="/price DESC, /id", delta=True), marks=pytest.mark.long),
     ],
 )
 def test_the_view_of_a_subscriber_equals_a_query_whatever_dies(

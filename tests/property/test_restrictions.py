@@ -153,6 +153,7 @@ SUBSCRIPTIONS: Final[list[dict[str, Any]]] = [
     {"delta": True, "oof": True},
     {"delta": True, "empty_deltas": True, "sow": True},
     {"sow": True, "oof": True, "conflation_micros": SECOND},
+    {"sow": True, "oof": True, "delta": True, "conflation_micros": SECOND},
     {"earliest": True, "oof": True, "batch_size": 1},
 ]
 

@@ -53,6 +53,8 @@ REFUSALS = (
     Reason.BOOKMARK_TOO_OLD,
 )
 
+COMPARING = "sow_server.subscriptions.live.conflation.COMPARING_NANOS_MAX"
+
 rare = precondition(lambda self: self.steps % 3 == 0)
 """For rules that must not crowd out traffic: hypothesis chooses among rules evenly."""
 
@@ -81,6 +83,7 @@ class SubscriptionMachine(SubscriptionChecks):
             self.patches.enter_context(mock.patch.object(groups, "EFFORT_MAX", -(10**9)))
             self.patches.enter_context(mock.patch.object(slices, "EFFORT_MAX", effort))
             self.patches.enter_context(mock.patch.object(slices, "LOOK_NANOS", 1))
+            self.patches.enter_context(mock.patch(COMPARING, effort))
         for name, settings_ in TOPICS.items():
             self.rig.create_topic(name, settings_)
         # The oracle has to hear of the topic without a journal from its first change on.
@@ -264,7 +267,7 @@ class SubscriptionMachine(SubscriptionChecks):
         options: dict[str, int] = {"batch_size": batch_size}
         options |= {"oof": "oof" in kind, "delta": "delta" in kind, "changes": kind == "changes"}
         options["empty_deltas"] = empty_deltas and "delta" in kind
-        options["conflation"] = conflation if kind in ("plain", "oof") else 0
+        options["conflation"] = 0 if kind == "changes" else conflation
         self.names += 1
         client = Client(str(self.names), text, options, slow=slow)
         if where in PATTERNS:
@@ -293,6 +296,7 @@ class SubscriptionMachine(SubscriptionChecks):
         if start.kind is not StartKind.BOOKMARK:
             client.state, client.history = {}, []
         client.received, client.together, client.greeted = [], [], False
+        client.resumed_upto = self.rig.store.writer.last_sequence if start.kind is StartKind.BOOKMARK else 0
         client.since = self.rig.clock.now_micros()
         self.clients.append(client)
         return None

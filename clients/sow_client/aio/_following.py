@@ -19,6 +19,7 @@ from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
 from sow_client._lines import Home
 from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
+from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
 from sow_client._parameters import Parameters
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
@@ -60,15 +61,15 @@ class AsyncFollowing(AsyncCalls):
         also report records that go out of focus. `delta`: send only the changed fields of updates, and skip updates
         that change none, unless `empty_deltas`. `changes`: puts, deletes and expiries where the new or the previous
         record matches, for pipelines. `start`: a bookmark, a datetime or EARLIEST; by default now. `conflation`: the
-        newest value of each key, at most once in this time. `progress`: the longest quiet time before the server
-        reports its position, which moves `bookmark`; by default 5 s. `select` or `exclude`: payload fields to send, as
-        paths. `batch_size`: the most records in one frame.
+        newest value of each key, at most once in this time; with `delta` the difference to what came last. `progress`:
+        the longest quiet time before the server reports its position, which moves `bookmark`; by default 5 s. `select`
+        or `exclude`: payload fields to send, as paths. `batch_size`: the most records in one frame.
 
         After a break it reconnects for `retry_for` seconds (`math.inf`: for ever), then raises Unavailable.
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
         Raises ResyncRequired, with the bookmark reached, when the journal does not continue there: take a snapshot.
 
-        Rules: S1, S2, S3, S4.
+        Rules: S1, S2, S3, S4, S15.
         """
         request = _reads.subscribe_request(
             topic,
@@ -108,6 +109,8 @@ class AsyncFollowing(AsyncCalls):
         retry_for: float = RETRY_SECONDS,
         on_interruption: Callable[[SowError | None], object] | None = None,
         snapshot_max: int | None = None,
+        order_by: str | Iterable[str] | None = None,
+        top_n: int | None = None,
     ) -> AsyncSubscription:
         """First the records that match, each as a "sow", then "snapshot_end", then their changes: nothing is missing
         and nothing comes twice. A `View` keeps the resulting state.
@@ -117,7 +120,11 @@ class AsyncFollowing(AsyncCalls):
         topic, at most so many records, the first ones in key order. The "snapshot_end" then has the reason "truncated"
         if more match, and changes come of all of them.
 
-        Rule: S1.
+        `order_by`, as for `query`: the records of the snapshot come in this order, at most `top_n` of them. The changes
+        come in their own order, of all matching records. The snapshot is a query then, and the subscription begins at
+        its bookmark, so the topic needs a journal.
+
+        Rules: S1, S15.
         """
         request = _reads.subscribe_request(
             topic,
@@ -137,7 +144,7 @@ class AsyncFollowing(AsyncCalls):
             batch_size=batch_size,
             snapshot_max=snapshot_max,
         )
-        return self._follow(request, retry_for, on_interruption)
+        return self._follow(request, retry_for, on_interruption, snapshot_query(request, order_by, top_n))
 
     def live_view(
         self,
@@ -325,11 +332,29 @@ class AsyncFollowing(AsyncCalls):
         request: sow_pb2.SubscribeRequest,
         retry_for: float,
         on_interruption: Callable[[SowError | None], object] | None,
+        query: sow_pb2.QueryRequest | None = None,
     ) -> AsyncSubscription:
         core = SubscriptionCore(
             request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
         )
-        return aio_opened(AsyncSubscription(core, partial(self._open_subscription, None)))
+        open_call: AioOpenSubscription = partial(self._open_subscription, None)
+        return aio_opened(AsyncSubscription(core, open_call if query is None else partial(self._open_ordered, query)))
+
+    async def _open_ordered(
+        self, query: sow_pb2.QueryRequest, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        """A call whose snapshot is a query, if it begins with a snapshot."""
+        if not request.sow:
+            return await self._open_subscription(None, request, connect_seconds=connect_seconds)
+        line = await self._transport.await_ready(connect_seconds, None, needed(request))
+        subscribed, queried = _lines.at(line, self._sow.Subscribe), _lines.at(line, self._sow.Query)
+
+        def call_of(asked: Asked) -> AioReadCall:
+            return queried(asked) if isinstance(asked, sow_pb2.QueryRequest) else subscribed(asked)
+
+        call = AioOrderedCall(OrderedSnapshot(request, query), call_of)
+        self._transport.follows(line, call)
+        return call
 
     async def _open_subscription(
         self, home: Home | None, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None

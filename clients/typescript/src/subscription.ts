@@ -65,6 +65,7 @@ export class SubscriptionCore<T = JsonObject> {
   #marks: string; // these end every bookmark until others come
   #prefix: string; // epoch and dot: of these, bookmarks of single changes are made
   #covers = false;
+  #behind = true;
   #sequence = 0n; // of the last change of the current frame
   #repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
   #changes: readonly Change<T>[] = []; // of the current frame
@@ -101,6 +102,11 @@ export class SubscriptionCore<T = JsonObject> {
     return this.#covers || !this.#marks.includes(";h=");
   }
 
+  /** Whether changes from before are still to come, as far as the server has told. */
+  get behind(): boolean {
+    return this.#behind;
+  }
+
   // ---- frames ----
 
   /** Takes in the next frame of the current call. All changes before it must have been taken. */
@@ -110,6 +116,7 @@ export class SubscriptionCore<T = JsonObject> {
       this.#feedChanges(frame.value);
     } else if (frame.case === "progress" && !this.#snapshot) {
       this.#feedProgress(frame.value.bookmark, frame.value.covers);
+      this.#behind = frame.value.behind;
     } else if (frame.case === "snapshotBegin" && this.#snapshot && !this.#standing) {
       this.#beginSnapshot(frame.value.bookmark);
     } else if (frame.case === "snapshot" && this.#snapshot && this.#standing) {
@@ -184,7 +191,7 @@ export class SubscriptionCore<T = JsonObject> {
     this.#show([{ op: "snapshot_end", reason: null, topic: this.#request.topic, bookmark, absentFields }]);
     this.#after = bookmark;
     this.#marks = marksOf(bookmark);
-    this.#snapshot = false;
+    this.#snapshot = this.#behind = false;
   }
 
   #feedChanges(batch: ChangeBatch): void {
@@ -222,6 +229,7 @@ export class SubscriptionCore<T = JsonObject> {
       this.#backoff.begin(nowMs); // the wait for a first connection counts
     }
     this.#standing = false;
+    this.#behind = true;
     const { $typeName, $unknown, ...fields } = this.#request;
     if (this.#snapshot || this.#position === "") {
       return create(SubscribeRequestSchema, fields);
@@ -321,6 +329,14 @@ export class Subscription<T = JsonObject> implements AsyncIterableIterator<Chang
    */
   get covers(): boolean {
     return this.#core.covers;
+  }
+
+  /**
+   * false: the subscription has caught up, and the server sends each change as it happens. true: the snapshot is not
+   * complete, the server still reads older changes in its journal, or the connection is interrupted (rule S5).
+   */
+  get behind(): boolean {
+    return this.#core.behind;
   }
 
   /** Ends the call; a reader that waits for the next change finds the iteration ended. */

@@ -1403,7 +1403,9 @@ class SubscribeRequest(_message.Message):
     earliest: _builtins.bool
     """true: at the earliest retained change. false is refused."""
     conflation_micros: _builtins.int
-    """Sends the newest value of each key, at most once per this interval. 0: every change. Not with `delta`."""
+    """Sends the newest value of each key, at most once per this interval. 0: every change. With `delta`: the difference to
+    what was sent last (rule S15). Older servers refuse both together.
+    """
     progress_micros: _builtins.int
     """Sends a progress frame when nothing was sent for this long. 0: 5 s. At least 100 ms."""
     empty_deltas: _builtins.bool
@@ -2181,7 +2183,9 @@ class Progress(_message.Message):
     may never have had. From a server older than this field always false.
     """
     behind: _builtins.bool
-    """true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date."""
+    """true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date. Once
+    it is, another Progress says so.
+    """
     sources: _builtins.bool
     """true: other instances send to this one, so the publish time of a record may be of a clock that is ahead of this one."""
     def __init__(

@@ -9,6 +9,8 @@ removed         if the removed record matched: oof `deleted`, `expired`; change 
 
 For a subscriber that has come from another instance, every record counts as having matched before (matching [3]). It
 gets no deltas, because it may have another version to apply them to.
+
+With conflation a put is whole, and names the version that it replaces: `Conflation` makes the delta (rule S15).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.stored import BURY, TOUCH
 from sow_server.subscriptions.changes import Change, Version
-from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
+from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row, Told
 from sow_server.subscriptions.live.matching import VersionMatcher
 from sow_server.subscriptions.request import Wants
 
@@ -48,12 +50,27 @@ def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int)
     """The row of a record that matches."""
     if not wants.changes and not wants.conflated and change.due(now_micros):
         return None
-    if wants.delta and not matcher.elsewhere:
-        before = change.before
-        if isinstance(before, Version) and _has(before, matcher, now_micros):
-            return _difference(change, before, wants)
+    if not wants.conflated:
+        if wants.delta and not matcher.elsewhere:
+            before = change.before
+            if isinstance(before, Version) and _has(before, matcher, now_micros):
+                return _difference(change, before, wants)
+        return _shown(change.put_row, change, wants)
     row = _shown(change.put_row, change, wants)
-    return row._replace(enters=True) if wants.conflated and not matcher.held_before(change) else row
+    if not matcher.held_before(change):
+        return row._replace(enters=wants.oof)
+    return row._replace(told=_told(change, wants, matcher)) if wants.delta else row
+
+
+def _told(change: Change, wants: Wants, matcher: VersionMatcher) -> Told | None:
+    """The replaced version, which matched; None if it is not known, or the subscriber may have another one."""
+    before = change.before
+    if matcher.elsewhere or not isinstance(before, Version):
+        return None
+    payload = before.payload
+    if wants.projection is not None:  # of hidden fields alone, as for a delta
+        payload = change.topic.format.project(payload, wants.projection)
+    return Told(change.topic, payload, before.expire_time)
 
 
 def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:

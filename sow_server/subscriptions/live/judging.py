@@ -75,7 +75,7 @@ def cost_of_matching(matcher: VersionMatcher) -> Cost:
 def cost_of_rows(wants: Wants) -> Cost:
     """The cost of making a row for these wants."""
     cost = Cost()
-    if wants.delta:
+    if wants.delta and not wants.conflated:  # conflated ones are compared later, see `conflation`
         cost = cost.plus(COMPARING)
     if wants.projection is None:
         return cost

@@ -73,6 +73,8 @@ class Client:
     """Frames whose rest has not come yet."""
     greeted: bool = False
     slow: bool = False
+    resumed_upto: int = 0
+    """The end of the journal when it came with a bookmark: it may have been sent anything up to there (S6)."""
     since: int = 0
     """The time at which this connection began: it was given nothing that was due by then."""
 
@@ -207,7 +209,7 @@ class SubscriptionChecks(RuleBasedStateMachine):
 
         Its row stands for all changes of the key that were not told since the last one that was. The server cannot know
         whether the client has a record that one of them found there and that fell due before the client came, or was
-        put before the floor of the journal.
+        put before the floor of the journal. Nor can it know what a client that resumes was sent beyond its bookmark.
         """
         told = (told.sequence for of, told, _ in client.received[:-1] if (of, told.key) == (topic, row.key))
         after = max(told, default=client.began)
@@ -220,7 +222,8 @@ class SubscriptionChecks(RuleBasedStateMachine):
             happened.before is not None and happened.before.expire_time <= client.since for happened in since_then
         )
         unknown_before = any(0 < happened.before_sequence <= self._floor(happened) for happened in since_then)
-        if row.sequence > self.deleted_at.get(topic, 0) and not fell_due_before and not unknown_before:
+        resumed = any(happened.sequence <= client.resumed_upto for happened in since_then)
+        if row.sequence > self.deleted_at.get(topic, 0) and not (fell_due_before or unknown_before or resumed):
             assert (topic, row.key) in client.state, (client, since_then)
 
     def _matches_row(self, client: Client, topic: str, row: Row) -> bool:

@@ -15,7 +15,7 @@ from typing import Final
 from unittest import mock
 
 from sow_peering import PublisherPart, SeedPart
-from sow_server.engine.commit import puts, writer
+from sow_server.engine.commit import handing_over, writer
 from sow_server.engine.disk.layout import decode_tombstone
 from sow_server.engine.disk.rocks import TOMBSTONES
 from sow_server.engine.durables.editor import DurableEditor
@@ -64,7 +64,7 @@ def stores_in(folder: Path) -> Iterator[Make]:
         return stores[-1]
 
     still = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=time.monotonic)
-    with mock.patch.object(writer, "time", still), mock.patch.object(puts, "time", still):
+    with mock.patch.object(writer, "time", still), mock.patch.object(handing_over, "time", still):
         try:
             yield make
         finally:

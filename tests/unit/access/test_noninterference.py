@@ -154,6 +154,7 @@ FOLLOWED: Final = [
     sow_pb2.SubscribeRequest(topic="orders", changes=True, filter="/price < 7"),
     sow_pb2.SubscribeRequest(topic="orders", delta=True, oof=True, empty_deltas=True),
     sow_pb2.SubscribeRequest(topic="orders", oof=True, conflation_micros=SECOND),
+    sow_pb2.SubscribeRequest(topic="orders", oof=True, delta=True, conflation_micros=SECOND),
     sow_pb2.SubscribeRequest(topic="orders", oof=True, filter="/secret IS NOT NULL OR /price = 8"),
     sow_pb2.SubscribeRequest(topic_pattern=".*", sow=True, oof=True, progress_micros=SECOND),
 ]

@@ -82,6 +82,12 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
     assert (asked["topic"], asked["delta"], asked["oof"]) == ("orders", True, False)
     run(client, "orders", "--sow", "--snapshot-max", "7", "--count", "1")
     assert client.arguments_of("sow_and_subscribe")["snapshot_max"] == 7
+    run(client, "orders", "--sow", "--order-by", "/px DESC", "--order-by", "/id", "--top", "5", "--count", "1")
+    asked = client.arguments_of("sow_and_subscribe")
+    assert (asked["order_by"], asked["top_n"], asked["snapshot_max"]) == ("/px DESC, /id", 5, None)
+    run(client, "orders", "--delta", "--conflation", "1s", "--count", "1")
+    asked = client.arguments_of("subscribe")
+    assert (asked["delta"], asked["conflation"]) == (True, "1s")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,6 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         ("orders", "--changes", "--oof"),
         ("orders", "--changes", "--delta"),
         ("orders", "--changes", "--conflation", "1s"),
-        ("orders", "--delta", "--conflation", "1s"),
         ("orders", "--count", "0"),
         ("orders", "--for", "10"),
         ("orders", "--conflation", "often"),
@@ -108,6 +113,8 @@ def test_options_reach_the_subscription(client: FakeClient) -> None:
         ("orders", "--durable", "billing", "--changes", "--oof"),
         ("orders", "--order-by", "/px"),
         ("orders", "--sow", "--top", "3"),
+        ("orders", "--sow", "--order-by", "/px", "--snapshot-max", "3"),
+        ("o.*", "--sow", "--order-by", "/px", "--pattern"),
         ("orders", "--select", "px"),
         ("orders", "--select", "/px", "--delta"),
     ],

@@ -58,6 +58,8 @@ def live(rig: Rig) -> None:
         {"delta": True, "empty_deltas": True},
         {"changes": True},
         {"oof": True, "conflation": SECOND // 10},
+        {"oof": True, "delta": True, "conflation": SECOND // 10},
+        {"delta": True, "empty_deltas": True, "conflation": SECOND // 10},
         {"oof": True, "start": EARLIEST},
         {"changes": True, "start": EARLIEST},
     ],
@@ -69,6 +71,8 @@ def test_no_message_has_a_hidden_value(
     rig.put("orders", "early", record(6))
     follower = subscribers.subscribe("orders", filter="/px > 5", restriction=restriction, **wants)  # type: ignore[arg-type]  # as above
     live(rig)
+    follower.news()
+    rig.time.tick(SECOND)
     follower.news()
     assert "px" in everything(follower)
     assert "CANARY" not in everything(follower)

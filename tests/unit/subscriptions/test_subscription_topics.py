@@ -162,7 +162,6 @@ CONTRADICTIONS: Final[list[tuple[dict[str, object], str, str]]] = [
     ({"topic": "orders", "changes": True, "oof": True}, "changes", "oof"),
     ({"topic": "orders", "changes": True, "delta": True}, "changes", "delta"),
     ({"topic": "orders", "changes": True, "conflation": 5}, "changes", "conflation_micros"),
-    ({"topic": "orders", "delta": True, "conflation": 5}, "delta", "conflation_micros"),
     ({"topic": "orders", "delta": True, "include": ["/px"]}, "delta", "select"),
     ({"topic": "orders", "empty_deltas": True}, "empty_deltas", "delta"),
     ({"topic": "orders", "conflation": -1}, "conflation_micros", "0"),

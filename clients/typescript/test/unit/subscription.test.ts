@@ -28,7 +28,7 @@ function frame(content: Frame): SubscribeResponse {
 
 type More = Omit<Extract<MessageInitShape<typeof ChangeBatchSchema>, { $typeName?: never }>, "records" | "$typeName">;
 
-const progress = (bookmark: string, more: { covers?: boolean } = {}) => frame({ case: "progress", value: { bookmark, ...more } });
+const progress = (bookmark: string, more: { covers?: boolean; behind?: boolean } = {}) => frame({ case: "progress", value: { bookmark, ...more } });
 const begin = (bookmark: string) => frame({ case: "snapshotBegin", value: { bookmark } });
 const end = (bookmark: string) => frame({ case: "snapshotEnd", value: { bookmark } });
 const snapshot = (...keys: string[]) => frame({ case: "snapshot", value: { topic: "t", records: columns(keys, 1n) } });
@@ -179,6 +179,19 @@ test("marks of other instances end the bookmarks, until others come (rule F6)", 
   assert.equal(core.covers, false);
   core.feed(changes(4n, 1, { bookmark: "f.4" }));
   assert.equal(core.take()?.bookmark, "f.4;t=7;h=e.11");
+});
+
+test("a subscription is behind until the server says that it has caught up, and again after a break (rule S5)", () => {
+  const core = follower();
+  core.feed(progress("e.10", { behind: true }));
+  core.feed(changes(11n, 1));
+  core.take();
+  assert.equal(core.behind, true);
+  core.feed(progress("e.11"));
+  assert.equal(core.behind, false);
+  core.ended(cut("it"), NOW);
+  start(core);
+  assert.equal(core.behind, true);
 });
 
 test("an older server gets the bookmark without its marks", () => {

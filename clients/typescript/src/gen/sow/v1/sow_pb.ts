@@ -1463,7 +1463,8 @@ export type SubscribeRequest = Message<"sow.v1.SubscribeRequest"> & {
   } | { case: undefined; value?: undefined };
 
   /**
-   * Sends the newest value of each key, at most once per this interval. 0: every change. Not with `delta`.
+   * Sends the newest value of each key, at most once per this interval. 0: every change. With `delta`: the difference to
+   * what was sent last (rule S15). Older servers refuse both together.
    *
    * @generated from field: int64 conflation_micros = 11;
    */
@@ -2353,7 +2354,8 @@ export type Progress = Message<"sow.v1.Progress"> & {
   covers: boolean;
 
   /**
-   * true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date.
+   * true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date. Once
+   * it is, another Progress says so.
    *
    * @generated from field: bool behind = 4;
    */
