@@ -54,7 +54,9 @@ FUNCTIONS: Final = (
 )  # fmt: skip
 
 _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")
-_PATH_OPTIONS: Final = frozenset({"--select", "--exclude", "--order-by", "--unset", "--index", "--key-field"})
+_PATH_OPTIONS: Final = frozenset(
+    {"--select", "--exclude", "--order-by", "--group-by", "--by", "--unset", "--index", "--key-field"}
+)
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import click
 from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.grouping import COUNTED, Grouping, grouping_options, show_groups
 from sow_cli.ignored import remark, remark_on_fields
 from sow_cli.output import Fact, Output, note, output_option, record_output_option
 from sow_cli.records import min_position_option, projected, projection_options, record_form
@@ -45,6 +46,7 @@ Examples:
   sow query orders "/symbol = 'IBM'" --explain
   sow query orders --order-by "/price DESC" --watch 2s
   sow query orders --order-by "/price DESC" --page 20
+  sow query orders --group-by /site --aggregate "SUM(/px * /qty) AS value"
 """
 
 
@@ -76,6 +78,7 @@ Examples:
 )
 @click.option("--after", metavar="TOKEN", help="With --page: the page that this token continues with.")
 @projection_options
+@grouping_options
 @click.option("--keys-only", is_flag=True, help="Omit the payloads; in raw each line is a key.")
 @click.option("--count", "count_only", is_flag=True, help="Only count, as `sow count`.")
 @click.option(
@@ -111,6 +114,7 @@ def query(
     no_run: bool,
     with_plan: bool,
     min_position: str | None,
+    grouping: Grouping,
     output: Output,
 ) -> None:
     named, include, leave_out = projected(select, exclude)
@@ -121,6 +125,8 @@ def query(
     _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
     alone = {"count": count_only, "explain": explain, "watch": watch, "with_plan": with_plan}
     _check_page(page, after, top=top, skip=skip, keys=keys, **alone)
+    grouping.refuse(("--select", bool(select)), ("--exclude", bool(exclude)), ("--keys-only", keys_only))
+    grouping.refuse(("--count", count_only), ("--page", page is not None), ("--watch", watch is not None))
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
@@ -128,7 +134,14 @@ def query(
     with session.client() as client:
         if explain:
             explained = partial(client.explain, *selection, order_by=order, keys=wanted, run=not no_run)
-            _show_plan(topic, explained(skip_n=skip, top_n=top), output)
+            _show_plan(topic, explained(skip_n=skip, top_n=top, **grouping.arguments), output)
+            return
+        if grouping.given:
+            grouped = partial(client.query, *selection, order_by=order, keys=wanted, skip_n=skip, top_n=top)
+            with grouped(min_position=min_position, with_plan=with_plan, **grouping.arguments) as result:
+                show_groups(result, output)
+            if result.plan is not None:
+                note(_way(result.plan))
             return
         if count_only and not (wanted or top or skip):
             _show_count(client, selection, min_position, output)
@@ -218,6 +231,7 @@ TERMINAL_RECORDS_MAX: Final = 1_000
 @click.argument("topic")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @param_option
+@click.option("--by", multiple=True, metavar="PATH,…", help="A count for each group with equal values; most first.")
 @min_position_option
 @output_option
 @click.pass_obj
@@ -226,6 +240,7 @@ def count(
     topic: str,
     filter_text: str | None,
     parameters: Values | None,
+    by: tuple[str, ...],
     min_position: str | None,
     output: Output,
 ) -> None:
@@ -235,8 +250,14 @@ def count(
     Examples:
       sow count orders
       sow count orders "/price > 9"
+      sow count orders --by /site
     """
     with session.client() as client:
+        if by:
+            groups = partial(client.query, topic, filter_text, parameters, group_by=by, aggregate=COUNTED)
+            with groups(order_by="/count DESC", min_position=min_position) as result:
+                show_groups(result, output)
+            return
         _show_count(client, (topic, filter_text, parameters), min_position, output)
 
 

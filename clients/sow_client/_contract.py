@@ -67,6 +67,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     sow_pb2.QueryRequest: {
         **dict.fromkeys(("filter", "order_by", "explain", "min_position", "with_plan", "plan_only"), 2),
         **_PARAMETERS,
+        **dict.fromkeys(("group_by", "aggregate", "having"), 3),  # it would send the records themselves
     },
     sow_pb2.SubscribeRequest: _PARAMETERS,
     sow_pb2.SowDeleteRequest: {

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
+from sow_client._grouping import Expressions, expressions
 from sow_client._keys import Key, checked_list, key_texts
 from sow_client._lifetimes import lifetime_message, zoned_micros
 from sow_client._parameters import Parameters, parameter_values
@@ -138,6 +139,9 @@ def query_request(
     min_position: str | None = None,
     with_plan: bool = False,
     plan_only: bool = False,
+    group_by: Expressions | None = None,
+    aggregate: Expressions | None = None,
+    having: str | None = None,
 ) -> sow_pb2.QueryRequest:
     """A query (rule Q2). An empty list of keys is refused: on the wire it would ask for every record."""
     chosen = None if keys is None else key_texts(keys)
@@ -166,6 +170,9 @@ def query_request(
         min_position=min_position or "",
         with_plan=with_plan,
         plan_only=plan_only,
+        group_by=expressions(group_by, "group_by"),
+        aggregate=expressions(aggregate, "aggregate"),
+        having=having or "",
     )
 
 
@@ -230,6 +237,8 @@ class QueryProgress:
                 footer.scanned,
                 footer.next_page_token,
                 tuple(footer.absent_fields),
+                footer.groups,
+                footer.ungrouped,
             )
             self.plan = _plan(footer) if footer.HasField("plan") else None
         return None

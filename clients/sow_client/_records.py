@@ -488,8 +488,12 @@ class QueryFooter:
     next_page_token: str
     """The token of the next page; empty if this was the last one, or if the query was not paged."""
     absent_fields: tuple[str, ...] = ()
-    """Fields of the filter, the order and `select` in which no record that was read has a value: perhaps they are
-    mistyped. Rule: Q10."""
+    """Fields of the filter, the order, `select` and aggregates in which no record that was read has a value: perhaps
+    they are mistyped. Rule: Q10."""
+    groups: int = 0
+    """With `group_by` or `aggregate`: how many groups there are, before `having`, `skip_n` and `top_n`. Rule: Q12."""
+    ungrouped: int = 0
+    """Records that matched and are in no group. Rule: Q12."""
 
 
 AccessName: TypeAlias = Literal["points", "key_ranges", "index", "scan", "nothing", "unknown"]

@@ -288,6 +288,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "BEHIND": Unavailable,
     "PEER_OTHER_CLUSTER": FailedPrecondition,
     "PEER_EXISTS": AlreadyExists,
+    "EXPRESSION_INVALID": InvalidArgument,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

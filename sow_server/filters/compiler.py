@@ -23,10 +23,12 @@ from sow_server.engine.values.keys import EXACT_MAX
 from sow_server.engine.values.patterns import PatternError, replacer, searcher
 from sow_server.filters import pycode as py
 from sow_server.filters import values
+from sow_server.filters.aggregate_calls import bounded
 from sow_server.filters.common_subexpressions import CommonSubexpressions
 from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.inline_tests import InlineTests, Operand
-from sow_server.filters.predicate import Matcher, Predicate
+from sow_server.filters.predicate import Matcher, Predicate, Rows
+from sow_server.filters.result_kinds import ANY, MAYBE_BOOLEAN, MAYBE_NUMBER, MAYBE_TEXT, METADATA, RESULTS
 from sow_server.filters.tree import (
     LITERALS,
     MIRRORED,
@@ -71,45 +73,18 @@ def compile_filter(tree: Filter, *, key_paths: Sequence[Sequence[str]] = (), all
         isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS for node in walk(tree)
     ):
         raise FilterError("NOW_MICROS() changes without any change of a record, so a subscription cannot use it")
-    return _Compilation(tree, frozenset([tuple(path) for path in key_paths])).predicate(tree)
+    return Compilation([tree], frozenset([tuple(path) for path in key_paths])).predicate(tree)
+
+
+def compile_values(trees: Sequence[Expression], *, key_paths: Sequence[Sequence[str]] = ()) -> Rows:
+    """A function from documents and metadata to rows with the values of `trees`, which are not changed meanwhile. Each
+    common part of them is computed once. A value may be an array, or a float that is not a number."""
+    return Compilation(trees, frozenset([tuple(path) for path in key_paths])).rows(trees)
 
 
 _Made = TypeVar("_Made")
 
 
-_ANY: Final = ValueKinds.NULL | ValueKinds.BOOLEAN | ValueKinds.NUMBER | ValueKinds.TEXT | ValueKinds.OTHER
-_MAYBE_NUMBER: Final = ValueKinds.NUMBER | ValueKinds.NULL
-_MAYBE_TEXT: Final = ValueKinds.TEXT | ValueKinds.NULL
-_MAYBE_BOOLEAN: Final = ValueKinds.BOOLEAN | ValueKinds.NULL
-
-
-_METADATA: Final = {
-    MetadataName.KEY: ("key", ValueKinds.TEXT),
-    MetadataName.VERSION: ("version", ValueKinds.NUMBER),
-    MetadataName.PUBLISH_TIME: ("publish_time_micros", ValueKinds.NUMBER),
-    MetadataName.EXPIRE_TIME: ("expire_time_micros", _MAYBE_NUMBER),
-    MetadataName.TOPIC: ("topic", ValueKinds.TEXT),
-    MetadataName.SEQUENCE: ("sequence", ValueKinds.NUMBER),
-    MetadataName.ORIGIN: ("origin", ValueKinds.TEXT),
-}
-_RESULTS: Final = {
-    Function.LENGTH: _MAYBE_NUMBER,
-    Function.LOWER: _MAYBE_TEXT,
-    Function.UPPER: _MAYBE_TEXT,
-    Function.TRIM: _MAYBE_TEXT,
-    Function.CONCAT: _MAYBE_TEXT,
-    Function.SUBSTR: _MAYBE_TEXT,
-    Function.REPLACE: _MAYBE_TEXT,
-    Function.ABS: _MAYBE_NUMBER,
-    Function.ROUND: _MAYBE_NUMBER,
-    Function.FLOOR: _MAYBE_NUMBER,
-    Function.CEIL: _MAYBE_NUMBER,
-    Function.COALESCE: _ANY,
-    Function.INSTR: _MAYBE_NUMBER,
-    Function.REVERSE: _MAYBE_TEXT,
-    Function.DATE_MICROS: _MAYBE_NUMBER,
-    Function.FORMAT_TIME: _MAYBE_TEXT,
-}
 _INVERSE: Final = {
     Comparison.EQUAL: Comparison.NOT_EQUAL,
     Comparison.NOT_EQUAL: Comparison.EQUAL,
@@ -126,10 +101,18 @@ _INLINE_STEPS_MAX: Final = 4
 _PLAIN_PATTERN: Final = re.compile(r"(\^?)((?:[^\\.+*?()|\[\]{}^$]|\\[^\w\s])*)(\$?)", re.DOTALL)
 
 
-class _Compilation:
-    """Compiles one filter."""
+_NO_OBJECT: Final = ast.If(
+    test=py.compare(py.call(py.name("type"), py.name("document")), ast.IsNot(), py.name("dict")),
+    body=[ast.Assign(targets=[ast.Name("document", ast.Store())], value=ast.Dict([], []))],
+    orelse=[],
+)
+"""Code: a document that is no object has no fields."""
 
-    def __init__(self, tree: Expression, keys: frozenset[tuple[str, ...]], *, folding: bool = True) -> None:
+
+class Compilation:
+    """Compiles one filter, or some expressions that are evaluated together."""
+
+    def __init__(self, trees: Sequence[Expression], keys: frozenset[tuple[str, ...]], *, folding: bool = True) -> None:
         self._keys = keys
         self._folding = folding
         self._namespace: dict[str, object] = {
@@ -149,25 +132,37 @@ class _Compilation:
         self._operands: dict[Expression, Operand] = {}
         self._constant: dict[int, bool] = {}  # by id: the tree outlives this object
         if folding:
-            self._find_constants(tree)
+            for tree in trees:
+                self._find_constants(tree)
 
     def predicate(self, tree: Filter) -> Predicate:
         condition = self._truth(tree, True)
         placed, names = self._subexpressions.place(condition)
         constant = bool(condition.value) if isinstance(condition, ast.Constant) else None
         paths = tuple(operand.steps for name in names if isinstance(operand := self._subexpressions.of[name], Path))
-        body: list[ast.stmt] = []
-        if paths:
-            body.append(
-                ast.If(
-                    test=py.compare(py.call(py.name("type"), py.name("document")), ast.IsNot(), py.name("dict")),
-                    body=[ast.Assign(targets=[ast.Name("document", ast.Store())], value=ast.Dict([], []))],
-                    orelse=[],
-                )
-            )
+        body: list[ast.stmt] = [_NO_OBJECT] if paths else []
         body.append(ast.Return(ast.IfExp(placed, ast.Constant(True), ast.Constant(False))))
         matches: Matcher = self._function(body, ["document", "meta"])  # type: ignore[assignment]  # made just above
         return Predicate(matches, paths, bool(paths), constant)
+
+    def rows(self, trees: Sequence[Expression]) -> Rows:
+        columns = [
+            operand.name
+            if isinstance(tree, Path) or ValueKinds.TEXT not in operand.kinds
+            else self._apply(bounded, operand.name)
+            for tree, operand in [(tree, self._raw(tree)) for tree in trees]
+        ]
+        placed, _ = self._subexpressions.place(py.call(py.name("append"), *columns))
+        assert isinstance(placed, ast.Call), "it stays a call"
+        placed.args = [ast.Tuple(placed.args, ast.Load())]
+        self._namespace["zip"] = zip
+        each = ast.For(
+            target=ast.Tuple([ast.Name("document", ast.Store()), ast.Name("meta", ast.Store())], ast.Store()),
+            iter=py.call(py.name("zip"), py.name("documents"), py.name("metas")),
+            body=[_NO_OBJECT, ast.Expr(placed)],
+            orelse=[],
+        )
+        return self._function([each], ["documents", "metas", "append"])  # type: ignore[return-value]  # made here
 
     def _function(self, body: list[ast.stmt], arguments: list[str]) -> Callable[..., object]:
         function = ast.FunctionDef(
@@ -203,7 +198,7 @@ class _Compilation:
         """The literal that an expression without fields evaluates to; other expressions unchanged."""
         if isinstance(expression, LITERALS) or not self._constant.get(id(expression), False):
             return expression
-        inner = _Compilation(expression, frozenset(), folding=False)
+        inner = Compilation([expression], frozenset(), folding=False)
         value, _ = inner._subexpressions.place(inner._single(expression).name)
         return literal(inner._function([ast.Return(value)], [])())
 
@@ -318,7 +313,7 @@ class _Compilation:
         both = one.kinds | other.kinds
         general = _KEYS[comparison] if key else _GENERAL[comparison]
         slow = py.settled(self._apply(general, one.name, other.name), wanted)
-        for kinds, kind in ((_MAYBE_NUMBER, ValueKinds.NUMBER), (_MAYBE_TEXT, ValueKinds.TEXT)):
+        for kinds, kind in ((MAYBE_NUMBER, ValueKinds.NUMBER), (MAYBE_TEXT, ValueKinds.TEXT)):
             if both in kinds:
                 alive = [
                     self._tests.is_not_null(operand) for operand in (one, other) if ValueKinds.NULL in operand.kinds
@@ -475,7 +470,7 @@ class _Compilation:
         if not isinstance(expression, Path):
             return operand
         load = py.if_(self._tests.is_list(operand), self._apply(values.first, operand.name), operand.name)
-        return Operand(self._subexpressions.name(("single", expression), load), _ANY)
+        return Operand(self._subexpressions.name(("single", expression), load), ANY)
 
     def _passed_on(self, expression: Expression) -> Operand:
         """A single value that becomes the value of an expression, so that null has to be None (values [1])."""
@@ -484,7 +479,7 @@ class _Compilation:
             return operand
         simple = py.or_([py.compare(self._tests.type_of(operand), ast.Is(), py.name(name)) for name in ("str", "int")])
         load = py.if_(simple, operand.name, self._apply(values.first, operand.name))
-        return Operand(self._subexpressions.name(("passed on", expression), load), _ANY)
+        return Operand(self._subexpressions.name(("passed on", expression), load), ANY)
 
     def _new_operand(self, expression: Expression) -> Operand:
         match expression:
@@ -492,15 +487,15 @@ class _Compilation:
                 value = _value(expression)
                 return Operand(ast.Constant(value), _kind(value))
             case Path(steps):
-                return self._place(expression, py.load_field(py.name("document"), steps, _INLINE_STEPS_MAX), _ANY)
+                return self._place(expression, py.load_field(py.name("document"), steps, _INLINE_STEPS_MAX), ANY)
             case Metadata(name):
-                attribute, kinds = _METADATA[name]
+                attribute, kinds = METADATA[name]
                 return self._place(expression, ast.Attribute(py.name("meta"), attribute, ast.Load()), kinds)
             case Negate(operand):
-                return self._place(expression, self._apply(values.negated, self._single(operand).name), _MAYBE_NUMBER)
+                return self._place(expression, self._apply(values.negated, self._single(operand).name), MAYBE_NUMBER)
             case Arithmetic(sign, left, right):
                 operands = self._single(left).name, self._single(right).name
-                return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), _MAYBE_NUMBER)
+                return self._place(expression, self._apply(_CALCULATIONS[sign], *operands), MAYBE_NUMBER)
             case FunctionCall(Function.NOW_MICROS):
                 now = ast.Attribute(py.name("meta"), "now_micros", ast.Load())
                 return self._place(expression, now, ValueKinds.NUMBER)
@@ -510,9 +505,9 @@ class _Compilation:
             case FunctionCall(Function.REGEXP_REPLACE, (subject, Text(pattern), new)):
                 replaced = values.replacing(_checked(replacer, pattern))
                 texts = self._single(subject).name, self._single(new).name
-                return self._place(expression, self._apply(replaced, *texts), _MAYBE_TEXT)
+                return self._place(expression, self._apply(replaced, *texts), MAYBE_TEXT)
             case FunctionCall(Function.ARRAY_COUNT, (array,)):
-                return self._place(expression, self._apply(values.array_count, self._raw(array).name), _MAYBE_NUMBER)
+                return self._place(expression, self._apply(values.array_count, self._raw(array).name), MAYBE_NUMBER)
             case FunctionCall(Function.IF, (condition, yes, no)):
                 one, other = self._passed_on(yes), self._passed_on(no)
                 chosen = py.if_(self._truth(condition, True), one.name, other.name)
@@ -520,9 +515,9 @@ class _Compilation:
             case FunctionCall(function, arguments):
                 taken = self._passed_on if function is Function.COALESCE else self._single
                 operands_ = [taken(argument).name for argument in arguments]
-                return self._place(expression, self._apply(values.FUNCTIONS[function], *operands_), _RESULTS[function])
+                return self._place(expression, self._apply(values.FUNCTIONS[function], *operands_), RESULTS[function])
             case _:
-                return self._place(expression, self._truth_value(expression), _MAYBE_BOOLEAN)
+                return self._place(expression, self._truth_value(expression), MAYBE_BOOLEAN)
 
     def _place(self, expression: Expression, load: ast.expr, kinds: ValueKinds) -> Operand:
         return Operand(self._subexpressions.name(expression, load), kinds)

@@ -66,7 +66,10 @@ _SQL: Final = (
         "a filter does not say how many records: that is top_n and skip_n, in the command --top and --skip",
     ),
     (r"ORDER\s+BY\b", "a filter does not say the order: that is order_by, in the command --order-by"),
-    (r"(?:GROUP\s+BY|HAVING)\b", "a filter groups nothing: it only selects records"),
+    (
+        r"(?:GROUP\s+BY|HAVING)\b",
+        "a filter groups nothing: that is group_by and having, in the command --group-by and --having",
+    ),
     (r"(?:I|R)LIKE\b", "LIKE takes a regular expression, LIKE '(?i)abc' in upper or lower case"),
     (r"(?:REGEXP|SIMILAR)\b|=?~", "a regular expression is written LIKE 'pattern'"),
     (r"(?:NOTNULL|ISNULL|(?<=NOT )NULL)\b", "write IS NULL or IS NOT NULL"),

@@ -18,6 +18,7 @@ from lark.exceptions import UnexpectedInput
 
 from sow_server.engine.values.fields import INTEGER_DIGITS_MAX
 from sow_server.engine.values.patterns import PatternError, searcher
+from sow_server.filters.aggregate_calls import AGGREGATES, AggregateCalls, AggregateFunction
 from sow_server.filters.expectations import unexpected
 from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parameters import Parameter, Parameters
@@ -33,7 +34,6 @@ from sow_server.filters.tree import (
     Compare,
     Comparison,
     Expression,
-    Filter,
     Function,
     FunctionCall,
     In,
@@ -68,8 +68,14 @@ PATTERNS_MAX: Final = 100
 """LIKE conditions in a filter: each keeps a compiled pattern in memory."""
 
 
-def parse(text: str, parameters: Parameters = ()) -> Filter:
-    """The tree of a filter, with the values of its parameters in it. Raises FilterError."""
+def parse(
+    text: str, parameters: Parameters = (), start: str = "start", calls: AggregateCalls | None = None
+) -> Expression:
+    """The tree of a filter, with the values of its parameters in it. Raises FilterError.
+
+    With `calls` it is an expression of an answer of groups: `calls` takes its aggregates and its fields. With `start`
+    "value" it need not be a condition.
+    """
     try:
         length = len(text.encode())
     except UnicodeEncodeError as error:
@@ -77,13 +83,14 @@ def parse(text: str, parameters: Parameters = ()) -> Filter:
     if length > LENGTH_BYTES_MAX:
         raise FilterError(f"a filter of {length} bytes, more than the limit of {LENGTH_BYTES_MAX}")
     by_name, room = {each.name: each for each in parameters}, LENGTH_BYTES_MAX - length
-    given = _Given(by_name, room)
+    given = _Given(by_name, room, calls)
     token = _GIVEN.set(given)
     try:
-        tree: object = _lark().parse(text)
+        tree: object = _lark().parse(text, start)
     except UnexpectedInput as error:
-        _GIVEN.set(_Given(by_name, room))  # the text is parsed once more, and its values are not to count twice
-        raise unexpected(error, text, _lark().parse_interactive(text)) from None
+        again = None if calls is None else AggregateCalls()
+        _GIVEN.set(_Given(by_name, room, again))  # it is parsed once more, and nothing is to count twice
+        raise unexpected(error, text, _lark().parse_interactive(text, start)) from None
     except _Fault as fault:
         raise FilterError(fault.what, fault.position, text) from None
     finally:
@@ -128,9 +135,10 @@ class _Part(NamedTuple):
 class _Given:
     """The parameters of the text that is being parsed."""
 
-    def __init__(self, by_name: dict[str, Parameter], room: int) -> None:
-        """`room`: the bytes that their values may add to the filter (parameters [2])."""
+    def __init__(self, by_name: dict[str, Parameter], room: int, calls: AggregateCalls | None) -> None:
+        """`room`: the bytes that their values may add to the filter (parameters [2]). `calls`: None in a filter."""
         self.by_name = by_name
+        self.calls: Final = calls
         self.used: set[str] = set()
         self._room = room
 
@@ -214,6 +222,17 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     return _Part(node, position, depth, terms, functions, patterns)
 
 
+def _aggregated(function: AggregateFunction, argument: _Part | None, pieces: Sequence[_Child]) -> _Part:
+    """The aggregate, in whose place a field of the groups stands."""
+    position, calls = _position(pieces[0]), _GIVEN.get().calls
+    if calls is None:
+        raise _Fault(f"{function.value} is an aggregate; a filter looks at one record, and has none", position)
+    place = calls.aggregate(function, None if argument is None else argument.node, position)
+    if isinstance(place, int):
+        raise _Fault("an aggregate in an aggregate", place)
+    return _built(place, pieces)
+
+
 def _replaces(node: Expression) -> bool:
     return isinstance(node, FunctionCall) and node.function is Function.REGEXP_REPLACE
 
@@ -253,6 +272,12 @@ class _Builder(Transformer[Token, _Part]):
         (part,) = pieces
         assert isinstance(part, _Part), "start is a disjunction"
         _condition(part)
+        return part
+
+    def value(self, pieces: list[_Child]) -> _Part:
+        (part,) = pieces
+        assert isinstance(part, _Part), "value is a disjunction"
+        _refuse_list(part)
         return part
 
     def any_of(self, pieces: list[_Child]) -> _Part:
@@ -366,16 +391,22 @@ class _Builder(Transformer[Token, _Part]):
         if len(steps) > STEPS_MAX:
             raise _Fault(f"a path of {len(steps)} steps, more than the limit of {STEPS_MAX},", _position(pieces[0]))
         try:
-            return _built(Path(tuple(steps)), pieces)
+            part = _built(Path(tuple(steps)), pieces)
         except ValueError as error:
             raise _Fault(str(error), _position(pieces[0])) from None
+        if (calls := _GIVEN.get().calls) is not None:
+            calls.field(part.node, part.position)
+        return part
 
     def metadata(self, pieces: list[_Child]) -> _Part:
         try:
-            return _built(Metadata(MetadataName(str(pieces[0])[1:].lower())), pieces)
+            part = _built(Metadata(MetadataName(str(pieces[0])[1:].lower())), pieces)
         except ValueError:
             names = ", ".join(f"@{name.value}" for name in MetadataName)
             raise _Fault(f"expected one of {names}", _position(pieces[0])) from None
+        if (calls := _GIVEN.get().calls) is not None:
+            calls.field(part.node, part.position)
+        return part
 
     def text(self, pieces: list[_Child]) -> _Part:
         (token,) = pieces
@@ -401,6 +432,10 @@ class _Builder(Transformer[Token, _Part]):
     def call(self, pieces: list[_Child]) -> _Part:
         word, _, arguments, _ = pieces
         assert isinstance(arguments, _List), "WORD ( arguments )"
+        if (aggregate := AGGREGATES.get(str(word).upper())) is not None:
+            if len(arguments.parts) != 1:
+                raise _Fault(f"{aggregate.value} takes 1 argument, not {len(arguments.parts)},", _position(word))
+            return _aggregated(aggregate, arguments.parts[0], [word, *arguments.parts])
         try:
             function = Function(str(word).upper())
         except ValueError:
@@ -420,7 +455,16 @@ class _Builder(Transformer[Token, _Part]):
             if not isinstance(pattern.node, Text):
                 raise _Fault("expected a text, the pattern", pattern.position)
             _check_pattern(pattern.node.value, pattern.position)
-        return _built(FunctionCall(function, tuple(_nodes(arguments.parts))), pieces)
+        part = _built(FunctionCall(function, tuple(_nodes(arguments.parts))), pieces)
+        if function is Function.MESSAGE_SIZE and (calls := _GIVEN.get().calls) is not None:
+            calls.field(part.node, part.position)
+        return part
+
+    def counted(self, pieces: list[_Child]) -> _Part:
+        """COUNT(*), or COUNT(DISTINCT …), which has an argument."""
+        argument = next((piece for piece in pieces if isinstance(piece, _Part)), None)
+        function = AggregateFunction.COUNT if argument is None else AggregateFunction.COUNT_DISTINCT
+        return _aggregated(function, argument, pieces)
 
     def parenthesised(self, pieces: list[_Child]) -> _Part:
         (inner,) = [piece for piece in pieces if isinstance(piece, _Part)]
@@ -521,4 +565,11 @@ def _unquoted(token: Token) -> str:
 
 @functools.cache
 def _lark() -> Lark:
-    return Lark.open("grammar.lark", rel_to=__file__, parser="lalr", transformer=_Builder(), maybe_placeholders=False)
+    return Lark.open(
+        "grammar.lark",
+        rel_to=__file__,
+        parser="lalr",
+        start=["start", "value"],
+        transformer=_Builder(),
+        maybe_placeholders=False,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,8 @@ class Meta(NamedTuple):
 
 
 Matcher = Callable[[object, Meta], bool]
+Rows = Callable[[Iterable[object], Iterable[Meta], Callable[[tuple[object, ...]], None]], None]
+"""From documents and their metadata to a row of values for each, which it gives to its last argument."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,11 +143,18 @@ class Boolean:
     value: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Number:
-    """An integer of at most INTEGER_DIGITS_MAX digits, or a float that is a number."""
+    """An integer of at most INTEGER_DIGITS_MAX digits, or a float that is a number. The products of a field with 1 and
+    with 1.0 are of different types, so these two are not equal."""
 
     value: int | float
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Number and type(other.value) is type(self.value) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
     def __post_init__(self) -> None:
         if type(self.value) is int:

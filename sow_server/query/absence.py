@@ -18,7 +18,7 @@ from sow_server.engine.values.fields import Steps, value_at
 from sow_server.engine.values.model import MessageType
 from sow_server.filters import Filter, print_path
 from sow_server.filters.restriction import hides
-from sow_server.filters.tree import Function, FunctionCall, IsNull, Path, children
+from sow_server.filters.tree import Expression, Function, FunctionCall, IsNull, Path, children
 from sow_server.filters.values import is_null
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order
@@ -36,10 +36,12 @@ class AbsentFields:
         given: RecordFilter | None,
         order: Order | None = None,
         projection: Projection | None = None,
+        aggregated: Sequence[Expression] = (),
     ) -> None:
-        """Looks for the fields of the filter, of the order, and of the fields to return or to leave out."""
+        """Looks for the fields of the filter, of the order, of the fields to return or to leave out, and of what is
+        grouped and aggregated."""
         self._format: Final = topic.format
-        self._whole: Final = order is not None or projection is not None
+        self._whole: Final = order is not None or projection is not None or bool(aggregated)
         """True if fields are looked for that a decoder for the filter alone leaves out."""
         wanted: list[Steps] = []
         if given is not None:
@@ -47,6 +49,8 @@ class AbsentFields:
             wanted += filter(frozenset(given.predicate.paths).__contains__, _needed(given.tree))
         if order is not None:
             wanted += [term.field.steps for term in order.terms if isinstance(term.field, Path)]
+        for tree in aggregated:
+            wanted += _needed(tree)
         if projection is not None:
             named: Iterable[Steps] = (*projection.include, *projection.exclude)
             if topic.settings.message_type is MessageType.FIX:  # the tag 055 is 55, also where it is selected

@@ -200,11 +200,11 @@ def _compiled_rows(rows: Filter, key: tuple[str, ...]) -> _Compiled:
 
 def _compiled_tree(tree: Filter, key: tuple[str, ...], *, allow_now: bool, asked: str) -> _Compiled:
     predicate = compile_filter(tree, key_paths=[parse_path(path) for path in key], allow_now=allow_now)
-    uses_metadata = any(map(_is_of_record, walk(tree)))
+    uses_metadata = any(map(is_of_record, walk(tree)))
     return _Compiled(tree, print_filter(tree), predicate, uses_metadata, asked)
 
 
-def _is_of_record(node: Expression) -> bool:
+def is_of_record(node: Expression) -> bool:
     """True if this part of a filter needs the metadata of each record."""
     if isinstance(node, FunctionCall):
         return node.function is Function.MESSAGE_SIZE

@@ -19,9 +19,7 @@ import enum
 import heapq
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import itemgetter
@@ -37,7 +35,8 @@ from sow_server.filters import FilterError, parse, print_path
 from sow_server.filters.restriction import hides
 from sow_server.filters.tree import Field, Metadata, MetadataName, Path
 from sow_server.filters.values import first
-from sow_server.query.sort_memory import RETRY_MICROS, SortMemory, SortRoom, SortShare
+from sow_server.query.gathering import Gathering, Row
+from sow_server.query.sort_memory import SortMemory, SortRoom
 
 if TYPE_CHECKING:  # topics are given; to sort their records, nothing of the catalog is needed
     from sow_server.engine.catalog.topics import Topic
@@ -71,8 +70,9 @@ _WORD: Final = re.compile(r"[^\s,]*")
 _DIRECTIONS: Final = {"ASC": False, "DESC": True}
 
 
-def parse_order(text: str) -> tuple[Term, ...]:
-    """The terms of `/price DESC, @key`. Raises FilterError with the position and a caret."""
+def parse_order(text: str, names: Sequence[str] | None = None) -> tuple[Term, ...]:
+    """The terms of `/price DESC, @key`. `names`: of the only fields that there are. Raises FilterError with the
+    position and a caret."""
     if len(text) > LENGTH_MAX:
         raise FilterError(f"an order of {len(text)} characters, more than the limit of {LENGTH_MAX}")
     terms: list[Term] = []
@@ -83,6 +83,9 @@ def parse_order(text: str) -> tuple[Term, ...]:
             raise FilterError(f"more fields than the limit of {TERMS_MAX}", at, text)
         end = _behind(_FIELD, text, at)
         field = _field(text, at, end)
+        if names is not None and not (isinstance(field, Path) and len(field.steps) == 1 and field.steps[0] in names):
+            there = ", ".join([print_path((name,)) for name in names[:10]])
+            raise FilterError(f"expected a result, such as {there}", at, text)
         at = _behind(_SPACE, text, end)
         word = text[at : _behind(_WORD, text, at)]
         descending = _DIRECTIONS.get(word.upper())
@@ -322,12 +325,10 @@ def _metadata_column(topic: Topic, name: MetadataName, ranking: Ranking) -> Colu
 
 # --- the sort --------------------------------------------------------------------------------------------------------
 
-Row: TypeAlias = tuple[tuple[object, ...], bytes, bytes]
-"""(sort keys of all terms in one tuple, record key, stored value): each further object would make sorting slower."""
 _sort_keys_of: Final = itemgetter(0)
 
 
-class Sorter:
+class Sorter(Gathering):
     """Owns the records that are sorted. `add` takes them in key order, `rows` gives them sorted, `close` releases
     them."""
 
@@ -344,55 +345,16 @@ class Sorter:
         """`limit`: how many records to return; None: all. `payloads`: False keeps only the headers. `after`: the sort
         keys and the record key of a place in the order; records up to there are left out. `caller`: who waits for the
         result."""
+        super().__init__(memory, caller, "order_by", "ask for fewer records with top_n, or leave out order_by")
         self._order = order
         self._limit = limit
         self._after = after
         self._payloads = payloads
-        self.share: Final = SortShare(memory, caller, self._reclaim)
-        self._at_work = threading.Lock()
-        """Held while records are added or read."""
-        self._reclaimed = False
         self._run: list[Row] = []  # not sorted yet
         self._runs: list[list[Row]] = []  # each sorted; earlier runs have earlier keys
         self._records = 0
-        self._bytes = 0
-        """Bytes of the records; more than the share holds while it waits for room."""
         self._worst: SortKey | None = None  # of the first term: a record beyond it is not among the first `limit`
         self._records_max = None if limit is None else limit + max(limit, SPARE_RECORDS)
-
-    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom:
-        """Takes records. GRANTED: go on. WAIT: call `again` once the share is ready. BEGIN_ANEW: once it is ready, add
-        all records again from the first. Raises StoreError RESULT_TOO_LARGE, OVERLOADED."""
-        with self.working():
-            return self._add(keys, values)
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """While records are added or read, their memory is not taken back. Raises StoreError OVERLOADED if it was."""
-        with self._at_work:
-            if self._reclaimed:
-                raise StoreError(
-                    Reason.OVERLOADED,
-                    "order_by: other queries needed the memory of this result, which nobody read; ask again, and read"
-                    " it as it comes",
-                    field="order_by",
-                    retry_after_micros=RETRY_MICROS,
-                )
-            self.share.moved()
-            yield
-
-    def _reclaim(self) -> bool:
-        """Forgets the records, for another sort that waits; False if it is at work."""
-        if not self._at_work.acquire(blocking=False):
-            return False
-        try:
-            self._reclaimed = True
-            for run in self._runs:
-                run.clear()  # whoever reads the rows holds the lists, too
-            self._forget()
-        finally:
-            self._at_work.release()
-        return True
 
     def _add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom:
         decode = self._order.decode
@@ -425,35 +387,19 @@ class Sorter:
             self._cut()
             if alone_too_large and self._bytes > most // 2:
                 # With little room left, trimming would run again for every few records.
-                raise self._too_large()
+                raise self.too_large()
             fits = self.share.try_hold(self._bytes)
         return SortRoom.GRANTED if fits else self.again()
 
-    def again(self) -> SortRoom:
-        """Asks again for memory that was not free; as `add`."""
-        room = self.share.hold(self._bytes)
-        if room is SortRoom.NEVER:
-            raise self._too_large()
-        if room is SortRoom.BEGIN_ANEW:
-            self._forget()
-        return room
-
-    def _too_large(self) -> StoreError:
-        self.close()
-        return StoreError(
-            Reason.RESULT_TOO_LARGE,
-            f"order_by: the result does not fit into the {self.share.memory.bytes_max >> 20} MiB that this server"
-            " sorts in; ask for fewer records with top_n, or leave out order_by",
-            field="order_by",
-        )
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        for run in self._runs:
+            run.clear()  # whoever reads the rows holds the lists, too
         self._run, self._runs = [], []
         self._records = self._bytes = 0
         self._worst = None
 
     def rows(self) -> Iterator[Row]:
-        """The first `limit` records, in order. Read it once."""
+        """The first `limit` records, in order."""
         self._end_run()
         self.share.shrink(self._bytes)
         return self._let_go(islice(self._merged(), self._limit))
@@ -463,11 +409,6 @@ class Sorter:
         for left in range(self._records, 0, -GIVE_BACK_RECORDS):
             self.share.shrink(int(left * each))
             yield from islice(rows, GIVE_BACK_RECORDS)
-
-    def close(self) -> None:
-        """Releases the records."""
-        self._forget()
-        self.share.close()
 
     def _within(self, leading: Sequence[SortKey], worst: SortKey) -> list[bool]:
         """The new records that may be among the first. With several terms, records with an equal first term may; with a

@@ -27,9 +27,11 @@ from sow_server.engine.stored import HeaderColumns, header_columns, payloads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import print_path
 from sow_server.query.absence import AbsentFields
+from sow_server.query.aggregating import Aggregating, Aggregator
 from sow_server.query.filtering import RecordFilter
+from sow_server.query.gathering import Gathering, Row
 from sow_server.query.hits import packed
-from sow_server.query.ordering import Order, Row, Sorter
+from sow_server.query.ordering import Order, Sorter
 from sow_server.query.pages import Place, query_hash, read_token, write_token
 from sow_server.query.planner import NOTHING, Access, Plan, plan
 from sow_server.query.race import Race
@@ -59,6 +61,8 @@ class Query:
     page_token: str = ""
     filter: RecordFilter | None = None
     order: Order | None = None
+    aggregating: Aggregating | None = None
+    """It answers with results of groups."""
     explain: bool = False
     plan_only: bool = False
     """It chooses its way, and ends."""
@@ -125,7 +129,8 @@ class Scan:
         # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
-        self._sorter = _sorter(query, sort_memory or SortMemory(), after, caller)
+        self._memory = sort_memory or SortMemory()
+        self._gathering: Gathering | None = _sorter(query, self._memory, after, caller)
         self._room = SortRoom.GRANTED
         self._sorted: Iterator[Row] | None = None
         self._chunk = SCAN_CHUNK_FIRST
@@ -147,8 +152,16 @@ class Scan:
             unreadable=query.unreadable,
             reads_from=self._begin if self._plan.access is Access.SCAN and not self._plan.bounds else None,
         )
-        asks = query.filter or query.order or query.projection
-        self._absent = AbsentFields(query.topic, query.filter, query.order, query.projection) if asks else None
+        self.aggregator: Aggregator | None = None
+        """It has the figures of an answer with groups; None: the answer has records."""
+        if query.aggregating is not None:
+            aggregator = Aggregator(query.aggregating, self.cut.now_micros, self._memory, caller, clock=clock)
+            self._gathering = self.aggregator = aggregator
+        asks = query.filter or query.order or query.projection or query.aggregating
+        aggregated = () if query.aggregating is None else query.aggregating.plan.columns
+        self._absent = (
+            AbsentFields(query.topic, query.filter, query.order, query.projection, aggregated) if asks else None
+        )
         found = sieve(query.topic, query.filter, self.cut.now_micros, self._absent)
         self._judging = None if found is None else Judging(found, clock)
 
@@ -163,7 +176,7 @@ class Scan:
     @property
     def waits_for(self) -> SortShare | None:
         """The share of a sort that has to become ready before the next step; None: go on."""
-        return None if self._sorter is None or self._room is SortRoom.GRANTED else self._sorter.share
+        return None if self._gathering is None or self._room is SortRoom.GRANTED else self._gathering.share
 
     def step(self) -> RecordBatch | None:
         """Does a piece of work [3]: returns the records found, perhaps none; None: there are no more."""
@@ -184,9 +197,12 @@ class Scan:
             if self._way.index_entries:
                 return _NO_RECORDS
         if self._sorted is not None:
-            assert self._sorter is not None, "it has sorted them"
-            with self._sorter.working():
+            assert self._gathering is not None, "it gives them"
+            with self._gathering.working():
                 return self._next_sorted(self._sorted)
+        if self._gathering is not None and self._gathering.busy:
+            self._room = self._gathering.work()
+            return _NO_RECORDS
         if not self._keys:
             if not self._unjudged:
                 if self._rows.ended:
@@ -196,8 +212,8 @@ class Scan:
                 self._judging.judge(self._keys, self._values)
             elif self._absent is not None and self._absent.looks:
                 self._absent.look(self._values)
-        if self._sorter is not None:
-            return self._sort(self._sorter)
+        if self._gathering is not None:
+            return self._gather(self._gathering)
         return self._next_found(self._rows)
 
     @property
@@ -231,8 +247,8 @@ class Scan:
     def close(self) -> None:
         """Releases the cut and the sorted records."""
         self.cut.close()
-        if self._sorter is not None:
-            self._sorter.close()
+        if self._gathering is not None:
+            self._gathering.close()
 
     # -- choosing a way -----------------------------------------------------------------------------------------------
 
@@ -244,7 +260,7 @@ class Scan:
         if bounds:
             race = Race(self.cut, bounds, ranges if access is Access.KEY_RANGES else ())
             # A query for the first few records gets them sooner from an index that gives records in key order.
-            found = race.run(for_few=self._limit is not None and self._sorter is None)
+            found = race.run(for_few=self._limit is not None and self._gathering is None)
             entries = race.entries
             if found is not None:
                 bound, keys = found
@@ -270,7 +286,7 @@ class Scan:
         keys: list[bytes] = []
         values: list[bytes] = []
         limit, headers = self._chunk, None
-        if self._judging is None and self._sorter is None:
+        if self._judging is None and self._gathering is None:
             headers = self._headers = header_columns(())
             # Few enough to stay in the processor's cache on their way.
             limit = min(limit, max(self.query.batch_size, SCAN_CHUNK_FIRST))
@@ -315,29 +331,36 @@ class Scan:
             self._ended = bool(self._keys) or (judged and (rows.ended or not self._looks_ahead))
         return self._batch(keys, values, headers)
 
-    def _sort(self, sorter: Sorter) -> RecordBatch:
+    def _gather(self, gathering: Gathering) -> RecordBatch:
         self._matched += len(self._keys)
-        self._room = sorter.add(self._keys, self._values)
+        self._room = gathering.add(self._keys, self._values)
         self._keys, self._values = [], []
         return _NO_RECORDS
 
     def _go_on(self) -> RecordBatch:
-        """Continues after a wait: there is room now, or it is this sort's turn to begin anew."""
+        """Continues after a wait: there is room now, or it is this query's turn to begin anew."""
         if self._room is SortRoom.BEGIN_ANEW:
             self._rows, self._chunk = None, SCAN_CHUNK_FIRST
             if self._judging is not None:
                 self._judging.take([], [])
             self._matched = self._scanned = 0
             self._room = SortRoom.GRANTED
-        elif self._sorter is not None:
-            self._room = self._sorter.again()
+        elif self._gathering is not None:
+            self._room = self._gathering.again()
         return _NO_RECORDS
 
     def _end_of_rows(self) -> RecordBatch | None:
-        if self._sorter is None:
+        if self._gathering is None:
             self._end()
             return None
-        self._sorted = islice(self._sorter.rows(), min(self.query.skip_n, sys.maxsize), None)
+        room = self._gathering.settle()
+        if room is not None:
+            self._room = room
+            return _NO_RECORDS
+        skip, top = min(self.query.skip_n, sys.maxsize), self.query.top_n
+        # A sort has no more than `top_n` records behind those that are skipped.
+        stop = min(skip + top, sys.maxsize) if top and self.aggregator is not None else None
+        self._sorted = islice(self._gathering.rows(), skip, stop)
         return _NO_RECORDS
 
     def _next_sorted(self, rows: Iterator[Row]) -> RecordBatch | None:
@@ -451,6 +474,8 @@ def _check(query: Query) -> None:
         "skip_n": bool(query.skip_n),
         "top_n": bool(query.top_n),
         "keys": bool(query.keys),
+        "group_by": query.aggregating is not None and bool(query.aggregating.plan.names),
+        "aggregate": query.aggregating is not None and bool(query.aggregating.plan.items),
     }
     for field, others, why in _CONTRADICTIONS:
         for other in others:
@@ -471,6 +496,10 @@ _CONTRADICTIONS: Final = (
     *[(field, ("skip_n", "top_n"), "page_size limits the answer already") for field in _PAGED],
     *[(field, ("count_only",), "no records are returned") for field in _PAGED],
     *[(field, ("keys",), "all of them fit into one answer") for field in _PAGED],
+    *[
+        (field, ("select", "keys_only", "count_only", *_PAGED), "the answer has groups, no records")
+        for field in ("group_by", "aggregate")
+    ],
 )
 """(field, other fields, why they exclude each other)"""
 

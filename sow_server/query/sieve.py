@@ -19,6 +19,8 @@ from sow_server.query.filtering import RecordFilter
 
 Sieve: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Sequence[bool]]
 """From record keys and stored values to the records that match."""
+Metas: TypeAlias = Callable[[Sequence[bytes], Sequence[bytes]], Iterable[Meta]]
+"""From record keys and stored values to the metadata of each record."""
 
 
 def sieve(
@@ -29,11 +31,25 @@ def sieve(
     if given is None or given.predicate.constant:
         return None
     predicate = given.predicate
-    matches, uses_metadata = predicate.matches, given.uses_metadata
+    matches = predicate.matches
     fixed = given.fixed_meta._replace(now_micros=now_micros)
     decode = topic.format.decoder(predicate.fields) if predicate.uses_payload else None
+    metas = metas_of(topic, (given.tree,), now_micros) if given.uses_metadata else None
 
-    more = any(map(_is_more, walk(given.tree)))
+    def judge(keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[bool]:
+        documents: Iterable[object] = repeat(None)
+        if absent is not None and absent.looks:
+            documents = absent.read(decode, values)
+        elif decode is not None:
+            documents = map(decode, payloads(values))
+        return list(map(matches, documents, repeat(fixed, len(values)) if metas is None else metas(keys, values)))
+
+    return judge
+
+
+def metas_of(topic: Topic, trees: Iterable[Expression], now_micros: int) -> Metas:
+    """The metadata that these expressions read of many records at once."""
+    more = any(_is_more(node) for tree in trees for node in walk(tree))
 
     def metas(keys: Sequence[bytes], values: Sequence[bytes]) -> Iterable[Meta]:
         columns = header_columns(values)
@@ -42,7 +58,7 @@ def sieve(
             columns.version,
             columns.publish_time,
             [None if time == NEVER else time for time in columns.expire_time],
-            repeat(fixed.topic),
+            repeat(topic.name),
             repeat(now_micros),
         )
         if not more:
@@ -51,15 +67,7 @@ def sieve(
         origins = [names[origin] for origin in columns.origin]
         return map(Meta, *most, columns.sequence, origins, [len(value) - HEADER_BYTES for value in values])
 
-    def judge(keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[bool]:
-        documents: Iterable[object] = repeat(None)
-        if absent is not None and absent.looks:
-            documents = absent.read(decode, values)
-        elif decode is not None:
-            documents = map(decode, payloads(values))
-        return list(map(matches, documents, metas(keys, values) if uses_metadata else repeat(fixed, len(values))))
-
-    return judge
+    return metas
 
 
 _MORE: Final = (MetadataName.SEQUENCE, MetadataName.ORIGIN)

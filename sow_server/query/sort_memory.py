@@ -1,4 +1,4 @@
-"""The memory in which ordered queries sort, shared by all callers (rules Q2, N7).
+"""The memory in which ordered queries sort, and others group, shared by all callers (rules Q2, Q12, N7).
 
 One caller may have `bytes_max`, and all together have a quarter more, so however much one holds, another finds room.
 While there is room, every sort takes the memory that it needs. When a sort finds none, the oldest of those that still
@@ -159,8 +159,8 @@ class SortMemory:
         if len(self._line) >= self._waiting_max:
             raise StoreError(
                 Reason.OVERLOADED,
-                f"order_by: {self._waiting_max} ordered queries wait for memory to sort in; try again later",
-                field="order_by",
+                f"{share.field}: {self._waiting_max} queries wait for memory to sort and group in; try again later",
+                field=share.field,
                 retry_after_micros=RETRY_MICROS,
             )
         self._growing.pop(share, None)
@@ -231,12 +231,19 @@ class SortMemory:
 class SortShare:
     """The memory of one sort."""
 
-    def __init__(self, memory: SortMemory, caller: str = "", reclaim: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        memory: SortMemory,
+        caller: str = "",
+        reclaim: Callable[[], bool] = lambda: False,
+        field: str = "order_by",
+    ) -> None:
         """`reclaim`: forgets the records, so that the sort has ended; False if it is at work at the moment. Called on
-        any thread and under the lock."""
+        any thread and under the lock. `field`: of the request, the reason to sort or to group."""
         self.memory: Final = memory
         self.caller: Final = caller
         self.reclaim: Final = reclaim
+        self.field: Final = field
         self.held = 0
         self.in_line = False
         self.moved_seconds = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final, NamedTuple, cast
 
 import grpc
@@ -260,3 +261,66 @@ def idle(server: ServerProcess) -> bool:
     before = processor_seconds(server)
     time.sleep(0.3)
     return processor_seconds(server) - before < 0.06
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def named(**expressions: str) -> list[sow_pb2.NamedExpression]:
+    return [sow_pb2.NamedExpression(name=name, expression=text) for name, text in expressions.items()]
+
+
+def test_groups_have_results_in_place_of_records(stub: sow_pb2_grpc.SowServiceStub) -> None:
+    answer = ask(
+        stub,
+        "flights",
+        "/delay IS NULL OR /delay < 400",
+        group_by=[sow_pb2.NamedExpression(expression="/carrier")],
+        aggregate=named(n="COUNT(*)", d="SUM(/delay)", gates="COUNT(DISTINCT /gate)"),
+        having="/n > 0",
+        order_by="/d DESC",
+        top_n=3,
+    )
+    delays: dict[str, list[int]] = {"LH": [], "AF": [], "BA": [], "KL": []}
+    for number in range(2_000):
+        delay = number % 500 if number % 3 else 0
+        if delay < 400:
+            delays[("LH", "AF", "BA", "KL")[number % 4]].append(delay)
+    best = sorted(delays, key=lambda carrier: (-sum(delays[carrier]), carrier))[:3]
+    results = list(map(json.loads, answer.payloads))
+    assert [(each["carrier"], each["d"], each["n"]) for each in results] == [
+        (carrier, sum(delays[carrier]), len(delays[carrier])) for carrier in best
+    ]
+    assert answer.keys == best
+    footer = answer.footer
+    assert (footer.groups, footer.returned, footer.ungrouped) == (4, 3, 0)
+    assert footer.matched == sum(map(len, delays.values()))
+
+
+def test_groups_of_a_large_topic_are_exact(stub: sow_pb2_grpc.SowServiceStub) -> None:
+    """So many records are read in a reader process, where there is one."""
+    numbers = named(n="COUNT(*)", s="SUM(/n / 10)", a="AVG(/n)")
+    answer = ask(stub, "large", group_by=named(rest="/n % 7"), aggregate=numbers)
+    for rest, payload in enumerate(answer.payloads):
+        members = range(rest, LARGE, 7)
+        exact = sum(Fraction(number // 10 if number % 10 == 0 else number / 10) for number in members)
+        wanted = {"rest": rest, "n": len(members), "s": float(exact), "a": sum(members) / len(members)}
+        assert json.loads(payload) == wanted
+    assert (len(answer.keys), answer.footer.matched, answer.footer.groups) == (7, LARGE, 7)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "field"),
+    [
+        ({"aggregate": named(s="SUM(/delay) + /gate")}, "EXPRESSION_INVALID", "aggregate[0]"),
+        ({"aggregate": named(n="COUNT(*)"), "keys_only": True}, "INVALID_ARGUMENT", "aggregate"),
+        ({"aggregate": named(n="COUNT(*)"), "select": {"include": ["/a"]}}, "INVALID_ARGUMENT", "aggregate"),
+        ({"aggregate": named(n="COUNT(*)"), "order_by": "/delay"}, "ORDER_INVALID", "order_by"),
+        ({"having": "true"}, "EXPRESSION_INVALID", "having"),
+        ({"group_by": named(**{f"g{n}": "/a" for n in range(9)})}, "EXPRESSION_INVALID", "group_by"),
+    ],
+)
+def test_bad_aggregates_are_refused(
+    stub: sow_pb2_grpc.SowServiceStub, fields: dict[str, object], reason: str, field: str
+) -> None:
+    assert refused(stub, "flights", "", **fields)[:2] == (reason, field)

@@ -15,6 +15,7 @@ import grpc.aio
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses, _timeouts, _transport
 from sow_client._contract import needed
+from sow_client._grouping import Expressions
 from sow_client._keys import Key, key_text, key_texts
 from sow_client._parameters import Parameters
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, AioAnswer
@@ -98,6 +99,9 @@ class AsyncReading(AsyncCalls):
         min_position: str | None = None,
         timeout: float | None = None,
         with_plan: bool = False,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
     ) -> AsyncQueryResult:
         """The live records of a topic that match `filter`, from one instant.
 
@@ -111,7 +115,12 @@ class AsyncReading(AsyncCalls):
         so many seconds; None: an answer may take as long as it takes. `with_plan`: the result's `plan` tells after the
         last record how they were found.
 
-        Rules: Q1, Q2, Q3, Q9.
+        With `group_by` or `aggregate` the answer has a result for each group, as a record whose document has the names
+        of both: `group_by=["/account"], aggregate={"n": "COUNT(*)", "px": "SUM(/px * /qty) / SUM(/qty)"}`. Each is
+        expressions by name, or texts such as "COUNT(*) AS n"; a field names itself. `having` is a condition over the
+        results, such as "/n > 10". `order_by`, `skip_n` and `top_n` are then about results, by their names.
+
+        Rules: Q1, Q2, Q3, Q9, Q11, Q12.
         """
         request = _reads.query_request(
             topic,
@@ -127,6 +136,9 @@ class AsyncReading(AsyncCalls):
             top_n=top_n,
             min_position=min_position,
             with_plan=with_plan,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
         )
         return self._query(request, _timeouts.perhaps(timeout, "timeout"))
 
@@ -213,6 +225,9 @@ class AsyncReading(AsyncCalls):
         top_n: int | None = None,
         run: bool = True,
         timeout: float | None = None,  # noqa: ASYNC109 - of the call
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
     ) -> QueryPlan:
         """The plan of a query: how it finds its records, and how much it reads. The query runs, but sends no records.
         Without `run` it is only planned, and the figures of what was read and matched are 0. `timeout`: as
@@ -230,6 +245,9 @@ class AsyncReading(AsyncCalls):
             skip_n=skip_n,
             top_n=top_n,
             plan_only=not run,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
         )
         progress = _reads.QueryProgress(topic)
         async with aclosing(self._batches(request, progress, self._one_answer(timeout))) as batches:

@@ -14,6 +14,7 @@ import grpc
 from sow.v1 import sow_pb2
 from sow_client import _lines, _reads, _statuses, _timeouts
 from sow_client._contract import needed
+from sow_client._grouping import Expressions
 from sow_client._keys import Key, key_text, key_texts
 from sow_client._parameters import Parameters
 from sow_client._queries import QUERY_ATTEMPTS_MAX, QUERY_RETRY_SECONDS, Answer
@@ -97,6 +98,9 @@ class Reading(Calls):
         min_position: str | None = None,
         timeout: float | None = None,
         with_plan: bool = False,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
     ) -> QueryResult:
         """The live records of a topic that match `filter`, from one instant.
 
@@ -110,7 +114,12 @@ class Reading(Calls):
         so many seconds; None: an answer may take as long as it takes. `with_plan`: the result's `plan` tells after the
         last record how they were found.
 
-        Rules: Q1, Q2, Q3, Q9.
+        With `group_by` or `aggregate` the answer has a result for each group, as a record whose document has the names
+        of both: `group_by=["/account"], aggregate={"n": "COUNT(*)", "px": "SUM(/px * /qty) / SUM(/qty)"}`. Each is
+        expressions by name, or texts such as "COUNT(*) AS n"; a field names itself. `having` is a condition over the
+        results, such as "/n > 10". `order_by`, `skip_n` and `top_n` are then about results, by their names.
+
+        Rules: Q1, Q2, Q3, Q9, Q11, Q12.
         """
         request = _reads.query_request(
             topic,
@@ -126,6 +135,9 @@ class Reading(Calls):
             top_n=top_n,
             min_position=min_position,
             with_plan=with_plan,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
         )
         return self._query(request, _timeouts.perhaps(timeout, "timeout"))
 
@@ -212,6 +224,9 @@ class Reading(Calls):
         top_n: int | None = None,
         run: bool = True,
         timeout: float | None = None,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
     ) -> QueryPlan:
         """The plan of a query: how it finds its records, and how much it reads. The query runs, but sends no records.
         Without `run` it is only planned, and the figures of what was read and matched are 0. `timeout`: as
@@ -229,6 +244,9 @@ class Reading(Calls):
             skip_n=skip_n,
             top_n=top_n,
             plan_only=not run,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
         )
         progress = _reads.QueryProgress(topic)
         with closing(self._batches(request, progress, self._one_answer(timeout))) as batches:

@@ -248,6 +248,7 @@ export const CLASS_OF_REASON: Readonly<Record<string, ErrorClass>> = {
   PEER_OTHER_CLUSTER: FailedPrecondition,
   BEHIND: Unavailable,
   PEER_EXISTS: AlreadyExists,
+  EXPRESSION_INVALID: InvalidArgument,
 };
 
 const CLASS_OF_CODE: Readonly<Record<string, ErrorClass>> = {

@@ -34,6 +34,10 @@ export interface QueryFooter {
    * (rule Q10).
    */
   readonly absentFields: readonly string[];
+  /** With `groupBy` or `aggregate`: how many groups there are, before `having`, `skipN` and `topN` (rule Q12). */
+  readonly groups: bigint;
+  /** Records that matched and are in no group (rule Q12). */
+  readonly ungrouped: bigint;
 }
 
 /**
@@ -118,8 +122,8 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
         return undefined;
       }
       case "footer": {
-        const { matched, returned, scanned, nextPageToken, absentFields } = response.value;
-        this.footer = { matched, returned, scanned, nextPageToken, absentFields };
+        const { matched, returned, scanned, nextPageToken, absentFields, groups, ungrouped } = response.value;
+        this.footer = { matched, returned, scanned, nextPageToken, absentFields, groups, ungrouped };
         return undefined;
       }
       default:

@@ -118,6 +118,15 @@ export interface QueryOptions extends ReadOptions {
   readonly pageSize?: number;
   /** `footer.nextPageToken` of the page before, with otherwise the same options. */
   readonly pageToken?: string;
+  /**
+   * A result for each group of records with equal values, in place of the records: fields, which name themselves, or
+   * expressions by name, `{ minute: "FLOOR(/ts / 60)" }`. `orderBy`, `skipN` and `topN` are then about results (rule Q12).
+   */
+  readonly groupBy?: readonly string[] | Readonly<Record<string, string>>;
+  /** The values of each result: `{ n: "COUNT(*)", notional: "SUM(/px * /qty)" }` (rule Q11). */
+  readonly aggregate?: Readonly<Record<string, string>>;
+  /** Only results for which this is true, such as "/n > 10". */
+  readonly having?: string;
 }
 
 export interface CountOptions extends Pick<QueryOptions, "minPosition" | "parameters"> {
@@ -314,6 +323,21 @@ export function queryRequest(topic: string, filter: string, options: QueryOption
     skipN: BigInt(count(options.skipN, "skipN")),
     topN: BigInt(count(options.topN, "topN", 1)),
     minPosition,
+    groupBy: expressions(options.groupBy, "groupBy"),
+    aggregate: expressions(options.aggregate, "aggregate"),
+    having: options.having ?? "",
+  });
+}
+
+/** Expressions with their names; a field names itself. */
+function expressions(given: QueryOptions["groupBy"], option: string): { name: string; expression: string }[] {
+  const named: [string, unknown][] =
+    given === undefined ? [] : Array.isArray(given) ? given.map((text: unknown) => ["", text]) : Object.entries(given);
+  return named.map(([name, expression]) => {
+    if (typeof expression !== "string") {
+      throw ofOtherType(option, expression);
+    }
+    return { name, expression };
   });
 }
 

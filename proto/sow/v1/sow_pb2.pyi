@@ -705,6 +705,9 @@ class QueryRequest(_message.Message):
     WITH_PLAN_FIELD_NUMBER: _builtins.int
     PLAN_ONLY_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    HAVING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     batch_size: _builtins.int
@@ -741,6 +744,10 @@ class QueryRequest(_message.Message):
     """true: the query is planned and does not run. No batches; the footer has the plan, and counts nothing. It reads as
     much of the indexes as it takes to choose among them. Not with `explain` or `count_only`.
     """
+    having: _builtins.str
+    """Only results for which this is true: a condition over their names and over aggregates. Empty: all. Its parameters
+    are not those of `filter`.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only these record keys, at most 10,000. Empty: all."""
@@ -753,6 +760,19 @@ class QueryRequest(_message.Message):
     def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
         """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
         filter, and each of the filter has to be here.
+        """
+
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """The answer has one result for each group of records with equal values of these expressions, at most 8. The name of a
+        field is its last step, unless another is given (rule Q12). Not with `select`, `keys_only`, `count_only` or pages.
+        """
+
+    @_builtins.property
+    def aggregate(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """The values of each result, at most 64, such as `SUM(/px * /qty)` (rule Q11). Without `group_by` all records are one
+        group. Then, and with `group_by`, the batches have results as json documents, and `order_by`, `skip_n` and `top_n`
+        are about these, by their names.
         """
 
     def __init__(
@@ -775,14 +795,43 @@ class QueryRequest(_message.Message):
         with_plan: _builtins.bool = ...,
         plan_only: _builtins.bool = ...,
         parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
+        group_by: _abc.Iterable[Global___NamedExpression] | None = ...,
+        aggregate: _abc.Iterable[Global___NamedExpression] | None = ...,
+        having: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["select", b"select"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "parameters", b"parameters", "plan_only", b"plan_only", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic", "with_plan", b"with_plan"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batch_size", b"batch_size", "count_only", b"count_only", "explain", b"explain", "filter", b"filter", "group_by", b"group_by", "having", b"having", "keys", b"keys", "keys_only", b"keys_only", "min_position", b"min_position", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "parameters", b"parameters", "plan_only", b"plan_only", "select", b"select", "skip_n", b"skip_n", "top_n", b"top_n", "topic", b"topic", "with_plan", b"with_plan"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueryRequest: _TypeAlias = QueryRequest  # noqa: Y015
+
+@_typing.final
+class NamedExpression(_message.Message):
+    """An expression, and the name of its value in a result."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    EXPRESSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """At most 256 bytes."""
+    expression: _builtins.str
+    """In the language of filters (docs/filters.md)."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        expression: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expression", b"expression", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamedExpression: _TypeAlias = NamedExpression  # noqa: Y015
 
 @_typing.final
 class QueryHeader(_message.Message):
@@ -899,6 +948,8 @@ class QueryFooter(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     ABSENT_FIELDS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    UNGROUPED_FIELD_NUMBER: _builtins.int
     matched: _builtins.int
     """Live records that matched."""
     returned: _builtins.int
@@ -907,6 +958,12 @@ class QueryFooter(_message.Message):
     """Stored records read to find them."""
     next_page_token: _builtins.str
     """The token for the next page. Empty: this was the last page."""
+    groups: _builtins.int
+    """With `group_by` or `aggregate`: how many groups there are, before `having`, `skip_n` and `top_n`. 0: otherwise."""
+    ungrouped: _builtins.int
+    """Records that matched and are in no group: a value of `group_by` is null, an array or an object, or their key is
+    longer than 1 KiB (rule Q12).
+    """
     @_builtins.property
     def plan(self) -> Global___QueryPlan:
         """The plan that found them. Only with `explain`, `with_plan` or `plan_only`."""
@@ -927,10 +984,12 @@ class QueryFooter(_message.Message):
         next_page_token: _builtins.str = ...,
         plan: Global___QueryPlan | None = ...,
         absent_fields: _abc.Iterable[_builtins.str] | None = ...,
+        groups: _builtins.int = ...,
+        ungrouped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "matched", b"matched", "next_page_token", b"next_page_token", "plan", b"plan", "returned", b"returned", "scanned", b"scanned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent_fields", b"absent_fields", "groups", b"groups", "matched", b"matched", "next_page_token", b"next_page_token", "plan", b"plan", "returned", b"returned", "scanned", b"scanned", "ungrouped", b"ungrouped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

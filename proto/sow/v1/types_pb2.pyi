@@ -307,6 +307,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A peer of this name was added before (R14)."""
     ERROR_REASON_TOPIC_FULL: _ErrorReason.ValueType  # 89
     """The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
+    ERROR_REASON_EXPRESSION_INVALID: _ErrorReason.ValueType  # 90
+    """An expression of `group_by`, `aggregate` or `having` is not valid (Q11); the message shows the position."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -499,6 +501,8 @@ ERROR_REASON_PEER_EXISTS: ErrorReason.ValueType  # 88
 """A peer of this name was added before (R14)."""
 ERROR_REASON_TOPIC_FULL: ErrorReason.ValueType  # 89
 """The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
+ERROR_REASON_EXPRESSION_INVALID: ErrorReason.ValueType  # 90
+"""An expression of `group_by`, `aggregate` or `having` is not valid (Q11); the message shows the position."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

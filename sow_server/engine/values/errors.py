@@ -98,6 +98,7 @@ class Reason(enum.IntEnum):
     PEER_OTHER_CLUSTER = 82
     PEER_EXISTS = 88
     TOPIC_FULL = 89
+    EXPRESSION_INVALID = 90
 
 
 class StoreError(Exception):

@@ -55,6 +55,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.STOPPING: grpc.StatusCode.UNAVAILABLE,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
     Reason.ORDER_INVALID: _BAD_REQUEST,
+    Reason.EXPRESSION_INVALID: _BAD_REQUEST,
     Reason.RESULT_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.UNSET_KEY_FIELD: _BAD_REQUEST,
     Reason.BOOKMARK_MALFORMED: _BAD_REQUEST,

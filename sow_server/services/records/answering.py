@@ -19,8 +19,9 @@ from typing import Final, Protocol, TypeVar
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.model import MICROS, MessageType, TopicSettings
 from sow_server.filters.restriction import Restriction
+from sow_server.query.aggregating import aggregating
 from sow_server.query.filtering import callers_filter
 from sow_server.query.ordering import callers_order
 from sow_server.query.projection import projection
@@ -31,6 +32,8 @@ from sow_server.services.wire.filter_values import filter_values
 
 T = TypeVar("T")
 
+RESULTS: Final = TopicSettings(message_type=MessageType.JSON)
+"""The settings that the records of an answer with groups would have."""
 SORT_PATIENCE_SECONDS: Final = 30.0
 """How long an ordered query waits for memory while nobody gives any back."""
 SORT_LOOK_SECONDS: Final = 0.1
@@ -40,7 +43,18 @@ SORT_LOOK_SECONDS: Final = 0.1
 def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restriction) -> Query:
     """The query of a request, within the part of the topic that its caller may see. Parsing and compiling may take
     milliseconds. Raises StoreError."""
-    hidden = () if request.count_only or request.keys_only else restriction.hidden  # no payloads are returned
+    asked = None
+    if request.group_by or request.aggregate or request.having:
+        asked = aggregating(
+            topic,
+            [(each.name, each.expression) for each in request.group_by],
+            [(each.name, each.expression) for each in request.aggregate],
+            request.having,
+            request.order_by,
+            restriction,
+        )
+    # Where no payloads are returned, no field has to be left out of them.
+    hidden = () if request.count_only or request.keys_only or asked is not None else restriction.hidden
     convert.check_key_parts(topic.settings.key, request.keys)
     return Query(
         topic,
@@ -55,7 +69,8 @@ def query_of(topic: Topic, request: sow_pb2.QueryRequest, restriction: Restricti
         page_token=request.page_token,
         # With `now` 0: the scan takes the `now` of its cut.
         filter=callers_filter(topic, request.filter, restriction, given=filter_values(request.parameters)),
-        order=callers_order(topic, request.order_by, restriction.hidden),
+        order=None if asked is not None else callers_order(topic, request.order_by, restriction.hidden),
+        aggregating=asked,
         explain=request.explain,
         plan_only=request.plan_only,
         with_plan=request.with_plan,
@@ -92,13 +107,14 @@ class QueryAnswer:
             return None
         if not batch.keys:
             return b""
-        response = sow_pb2.QueryResponse()
-        convert.fill_columns(response.batch, origins, batch, self.scan.query.topic.settings)
+        response, query = sow_pb2.QueryResponse(), self.scan.query
+        settings = query.topic.settings if query.aggregating is None else RESULTS
+        convert.fill_columns(response.batch, origins, batch, settings)
         return response.SerializeToString()
 
     def footer(self) -> bytes:
         """The last message, after the last piece."""
-        footer = self.scan.footer()
+        footer, aggregator = self.scan.footer(), self.scan.aggregator
         return sow_pb2.QueryResponse(
             footer=sow_pb2.QueryFooter(
                 matched=footer.matched,
@@ -107,6 +123,8 @@ class QueryAnswer:
                 next_page_token=footer.next_page_token,
                 plan=convert.query_plan(self.scan) if self.scan.query.tells_plan else None,
                 absent_fields=self.scan.absent_fields,
+                groups=0 if aggregator is None else aggregator.groups,
+                ungrouped=0 if aggregator is None else aggregator.ungrouped,
             )
         ).SerializeToString()
 
@@ -146,8 +164,8 @@ async def until_ready(share: SortShare) -> None:
         elif loop.time() - moved >= SORT_PATIENCE_SECONDS:
             raise StoreError(
                 Reason.OVERLOADED,
-                "order_by: the memory to sort in is held by queries that do not end; try again later",
-                field="order_by",
+                f"{share.field}: the memory to sort and group in is held by queries that do not end; try again later",
+                field=share.field,
                 retry_after_micros=MICROS,
             )
         ready.clear()

@@ -76,8 +76,10 @@ class Queries:
         scan = await self._opened(granted, request)
         own = QueryAnswer(scan, restricted=granted.restriction.rows is not None)
         long: LongAnswer | None = None
-        # A sort gives its memory back before a reader process sorts anew: others wait for it here.
-        gives_back = asks and bool(request.order_by) and self._long.running > 0
+        # It reads all of its records before it answers, in memory that such queries share.
+        gathers = bool(request.order_by or request.group_by or request.aggregate)
+        # The memory is given back before a reader process gathers anew: others wait for it here.
+        gives_back = asks and gathers and self._long.running > 0
         async with aclosing(own.messages(self._readers, lambda: self._reading.origins.names)) as messages:
             begun: list[bytes] = []
             size = 0
@@ -92,8 +94,8 @@ class Queries:
             else:
                 gives_back = False
             if not gives_back and long is None:
-                if request.order_by:
-                    # A sort holds memory that others wait for: it goes on to its end, whether its client reads or not.
+                if gathers:
+                    # It holds memory that others wait for: it goes on to its end, whether its client reads or not.
                     async for message in messages:
                         if message:
                             begun.append(message)
@@ -124,7 +126,8 @@ class Queries:
 
     async def _opened(self, granted: Granted, request: sow_pb2.QueryRequest) -> Scan:
         paths = len(request.select.include) + len(request.select.exclude)
-        parses = request.filter or request.parameters or request.order_by or granted.restriction.rows is not None
+        parses = bool(request.filter or request.parameters or request.order_by) or granted.restriction.rows is not None
+        parses = parses or bool(request.group_by or request.aggregate or request.having)
         if not parses and len(request.keys) <= HERE_KEYS and paths <= HERE_PATHS:
             return self._scan(granted, request, CALLER.get())
         # Parsing, compiling and planning may take milliseconds.

@@ -438,15 +438,17 @@ def fill_record(
 def query_plan(scan: Scan) -> sow_pb2.QueryPlan:
     """The plan of a finished scan."""
     taken, query = scan.explanation(), scan.query
+    order = query.order or query.aggregating
+    order_text = "" if order is None else order.text
     if query.filter is not None and query.filter.granted is not None:
         # The way there, and the entries on it, would tell about records that the caller may not see.
-        return sow_pb2.QueryPlan(filter=query.filter.asked, order_by="" if query.order is None else query.order.text)
+        return sow_pb2.QueryPlan(filter=query.filter.asked, order_by=order_text)
     return sow_pb2.QueryPlan(
         access=sow_pb2.QueryPlan.Access.ValueType(taken.access.value),
         index_path=taken.index_path,
         probes=taken.probes,
         filter="" if query.filter is None else query.filter.text,
-        order_by="" if query.order is None else query.order.text,
+        order_by=order_text,
         index_entries=taken.index_entries,
     )
 

@@ -178,8 +178,14 @@ class FakeClient(FakePublishing, FakeInspecting):
         top_n: int | None = None,
         min_position: object = None,
         with_plan: bool = False,
+        group_by: object = None,
+        aggregate: object = None,
+        having: object = None,
     ) -> FakeResult:
+        """Of a query for groups, the records of the topic are the results."""
         options = {"select": select, "exclude": exclude, "keys_only": keys_only, "skip_n": skip_n, "top_n": top_n}
+        if group_by or aggregate or having:
+            options |= {"group_by": group_by, "aggregate": aggregate, "having": having}
         self._called(
             "query", filter=filter, **given(parameters), order_by=order_by, min_position=min_position, **options
         )
@@ -190,7 +196,8 @@ class FakeClient(FakePublishing, FakeInspecting):
             self._batch(topic, chosen[start : start + size], keys_only=keys_only)
             for start in range(0, len(chosen), size)
         ]
-        return FakeResult(batches, matched=len(matched), returned=len(chosen), with_plan=with_plan)
+        groups = len(matched) if group_by or aggregate else 0
+        return FakeResult(batches, matched=len(matched), returned=len(chosen), with_plan=with_plan, groups=groups)
 
     def page(
         self,

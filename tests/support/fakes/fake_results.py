@@ -79,11 +79,13 @@ def check_names(method: str, named: Mapping[str, object]) -> None:
 class FakeResult:
     """The answer to a query."""
 
-    def __init__(self, batches: Sequence[RecordBatch], *, matched: int, returned: int, with_plan: bool = False) -> None:
+    def __init__(
+        self, batches: Sequence[RecordBatch], *, matched: int, returned: int, with_plan: bool = False, groups: int = 0
+    ) -> None:
         self._batches = batches
         self.plan = QueryPlan("index", "/price", 1, matched, matched, matched, returned, "", "") if with_plan else None
         self.header = QueryHeader("epoch:1", NOW_MICROS)
-        self.footer = QueryFooter(matched, returned, matched, "")
+        self.footer = QueryFooter(matched, returned, matched, "", (), groups, ungrouped=2 if groups else 0)
 
     def __enter__(self) -> Self:
         return self

@@ -139,6 +139,7 @@ def _merge(instance: replication_pb2.Instance, topic: replication_pb2.Replicated
 
 
 _TTL: Final = types_pb2.Lifetime(ttl_micros=3_600_000_000)
+COUNTED: Final = (sow_pb2.NamedExpression(name="n", expression="COUNT(*)"),)
 _SETTINGS: Final = admin_pb2.TopicSettings(key=["/id"])
 
 
@@ -194,6 +195,7 @@ SOW_CASES: Final = (
     ),
     Case("SowService.Query", _constant(sow_pb2.QueryRequest(topic="orders"))),
     Case("SowService.Query", _constant(sow_pb2.QueryRequest(topic="orders", filter="/id = 'us'")), "other rows"),
+    Case("SowService.Query", _constant(sow_pb2.QueryRequest(topic="orders", aggregate=COUNTED)), "groups"),
     Case("SowService.Subscribe", _constant(sow_pb2.SubscribeRequest(topic="orders", sow=True))),
     Case("SowService.Subscribe", _constant(sow_pb2.SubscribeRequest(topic_pattern="ord.*", sow=True)), "to a pattern"),
     Case(

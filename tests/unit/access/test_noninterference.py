@@ -29,7 +29,7 @@ from sow.checksums import checksum
 from sow.v1 import snapshot_pb2, sow_pb2
 from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.values.model import ABSENT, Delete, Expiration, Lifetime, LifetimeKind, Publish, TopicSettings
-from sow_server.query import export_parts, scan, sieve, sources
+from sow_server.query import aggregating, export_parts, scan, sieve, sources
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.journal import replay
 from tests.support.fakes.guarded import METHODS, GuardedParts, request_of
@@ -61,6 +61,7 @@ SMALL: Final[Mapping[Any, Mapping[str, object]]] = {
     cursor: {"STEPS_AT_ONCE": 2},
     replay: {"READ_SECONDS": 60.0},
     sieve: {"JUDGING_SECONDS": 60.0},
+    aggregating: {"WORKING_SECONDS": 60.0},
 }
 """So small that what is hidden would make more parts. Pieces of work stay as large as they are: how soon a batch ends
 tells how much there was to read, as its time does. None ends because the machine is busy: the two worlds would differ
@@ -226,6 +227,23 @@ PARAMETERS: Final = {
     },
 }
 
+
+def grouped(text: str, **more: object) -> Request:
+    """A query for results of groups, which read all that there is."""
+    path, _, name = text.partition(" AS ")
+    groups = [{"name": name, "expression": path}] if path else []
+    texts = (
+        "COUNT(*)",
+        "MAX(/secret)",
+        "SUM(/price)",
+        "COUNT(DISTINCT /client/iban)",
+        "MAX(MESSAGE_SIZE())",
+        "MIN(@sequence)",
+    )
+    named = [{"name": name, "expression": expression} for name, expression in zip("nmsdzq", texts, strict=True)]
+    return orders(group_by=groups, aggregate=named, **more)
+
+
 REQUESTS: Final[dict[str, list[Request]]] = {
     "Publish": [
         orders(records=[{"payload": document("b00", price=3), "condition": EXISTS}]),
@@ -299,6 +317,10 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(select={"exclude": ["/price"]}),
         *[orders(page_size=size) for size in (1, 2, 3, 4, 5)],
         *[orders(page_size=size, order_by=text) for size in (1, 2, 3) for text in ORDERS],
+        *[grouped(path) for path in ("/region", "/secret", "/client/iban", "/price % 2 AS even", "@version", "")],
+        grouped("/region", top_n=1, explain=True),
+        grouped("/region", filter="/secret > ''", order_by="/m DESC", having="COUNT(/secret) < 3"),
+        orders(group_by=[{"expression": "/secret"}], aggregate=[{"name": "s", "expression": "/secret"}]),
         orders(page_size=1, filter="@key BEGINS WITH 'b'"),
         orders(page_size=1, page_token="x"),
         lambda world: {"topic": "orders", "page_size": 2, "page_token": world.know["page"]},

@@ -50,6 +50,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "growth",
         "filtered-scan",
         "index-equality",
+        "aggregates",
         "delivery",
         "ten-filters",
         "idle-followers",

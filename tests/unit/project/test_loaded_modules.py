@@ -16,10 +16,10 @@ LOADED: Final = {
     "sow_server.engine.values.policies": 8,
     "sow_server.engine.formats.json_format": 13,
     "sow_server.engine.stored": 14,
-    "sow_server.filters.parser": 20,
-    "sow_server.filters.compiler": 20,
-    "sow_server.query.ordering": 46,
-    "sow_server.access.model": 24,
+    "sow_server.filters.parser": 22,
+    "sow_server.filters.compiler": 22,
+    "sow_server.query.ordering": 49,
+    "sow_server.access.model": 26,
     "sow_replication": 1,
 }
 """By module: modules of the server and of replication that its import loads, itself and its packages among them."""

@@ -58,7 +58,7 @@ CALLS: Final[dict[str, int]] = {
     "server: publish a batch by a stream": 223,
     "server: get": 59,
     "server: get a hundred": 656,
-    "server: query a record": 1_328,
+    "server: query a record": 1_318,
     "server: query a batch": 196,
     "server: subscribe with a snapshot": 1_120,
     "server: delete": 176,

@@ -20,6 +20,20 @@ const refusedFor = (field: string, fault: string) => (error: unknown) =>
   error instanceof InvalidArgument && error.details["field"] === field && error.text.startsWith(`${field}: `) && error.text.includes(fault);
 const refusedAs = (reason: string) => (error: unknown) => error instanceof InvalidArgument && error.reason === reason;
 
+test("expressions of groups have their names, and a field names itself", () => {
+  const groups = queryRequest("t", "", { groupBy: ["/site"], aggregate: { n: "COUNT(*)", s: "SUM(/px)" }, having: "/n > 1" });
+  const plain = ({ name, expression }: { name: string; expression: string }) => [name, expression];
+  assert.deepEqual(groups.groupBy.map(plain), [["", "/site"]]);
+  assert.deepEqual(groups.aggregate.map(plain), [
+    ["n", "COUNT(*)"],
+    ["s", "SUM(/px)"],
+  ]);
+  assert.equal(groups.having, "/n > 1");
+  const named = queryRequest("t", "", { groupBy: { minute: "FLOOR(/ts / 60)" } });
+  assert.deepEqual(named.groupBy.map(plain), [["minute", "FLOOR(/ts / 60)"]]);
+  assert.throws(() => queryRequest("t", "", { groupBy: [1 as unknown as string] }), refusedFor("groupBy", "is of type number"));
+});
+
 test("keys have the canonical text of rule K4", () => {
   for (const [key, text] of [
     ["a|b", "a|b"],

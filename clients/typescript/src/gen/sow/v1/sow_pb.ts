@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file sow/v1/sow.proto.
  */
 export const file_sow_v1_sow: GenFile = /*@__PURE__*/
-  fileDesc("ChBzb3cvdjEvc293LnByb3RvEgZzb3cudjEilAEKDVB1Ymxpc2hSZWNvcmQSEAoDa2V5GAEgASgJSACIAQESDwoHcGF5bG9hZBgCIAEoDBIiCghsaWZldGltZRgDIAEoCzIQLnNvdy52MS5MaWZldGltZRIkCgljb25kaXRpb24YBCABKAsyES5zb3cudjEuQ29uZGl0aW9uEg4KBnJlbW92ZRgFIAEoCEIGCgRfa2V5IqwCCg5QdWJsaXNoUmVxdWVzdBINCgV0b3BpYxgBIAEoCRImCgdyZWNvcmRzGAIgAygLMhUuc293LnYxLlB1Ymxpc2hSZWNvcmQSIgoIbGlmZXRpbWUYAyABKAsyEC5zb3cudjEuTGlmZXRpbWUSIQoIdHRsX21vZGUYBCABKA4yDy5zb3cudjEuVHRsTW9kZRImCgpkdXJhYmlsaXR5GAUgASgOMhIuc293LnYxLkR1cmFiaWxpdHkSDgoGYXRvbWljGAYgASgIEiwKCXB1Ymxpc2hlchgHIAEoCzIZLnNvdy52MS5QdWJsaXNoZXJQb3NpdGlvbhINCgVkZWx0YRgIIAEoCBITCgt1bnNldF9wYXRocxgJIAMoCRISCgplbmNvZGVkX2FzGAogASgJIpUCCg1QdWJsaXNoUmVzdWx0EgsKA2tleRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgDEh8KEmV4cGlyZV90aW1lX21pY3JvcxgDIAEoA0gAiAEBEhAKCHNlcXVlbmNlGAQgASgDEhMKC3R0bF9pZ25vcmVkGAUgASgIEhEKCWR1cGxpY2F0ZRgGIAEoCBIgCgdyZWZ1c2FsGAcgASgLMg8uc293LnYxLlJlZnVzYWwSFgoJZGVsaXZlcmVkGAggASgNSAGIAQESGwoTZXhwaXJlX3RpbWVfdW5rbm93bhgJIAEoCBIPCgdyZW1vdmVkGAogASgIQhUKE19leHBpcmVfdGltZV9taWNyb3NCDAoKX2RlbGl2ZXJlZCJ4Cg9QdWJsaXNoUmVzcG9uc2USJgoHcmVzdWx0cxgBIAMoCzIVLnNvdy52MS5QdWJsaXNoUmVzdWx0EiYKCmR1cmFiaWxpdHkYAiABKA4yEi5zb3cudjEuRHVyYWJpbGl0eRIVCg1qb3VybmFsX2Vwb2NoGAMgASgJIqQDChRQdWJsaXNoU3RyZWFtUmVxdWVzdBINCgV0b3BpYxgBIAEoCRILCgNrZXkYAiADKAkSDwoHcGF5bG9hZBgDIAMoDBIiCghsaWZldGltZRgEIAEoCzIQLnNvdy52MS5MaWZldGltZRIrCg1saWZldGltZV9raW5kGAUgAygOMhQuc293LnYxLkxpZmV0aW1lS2luZBIXCg9saWZldGltZV9taWNyb3MYBiADKAMSIQoIdHRsX21vZGUYByABKA4yDy5zb3cudjEuVHRsTW9kZRImCgpkdXJhYmlsaXR5GAggASgOMhIuc293LnYxLkR1cmFiaWxpdHkSDgoGYXRvbWljGAkgASgIEiwKCXB1Ymxpc2hlchgKIAEoCzIZLnNvdy52MS5QdWJsaXNoZXJQb3NpdGlvbhIkCgljb25kaXRpb24YCyABKAsyES5zb3cudjEuQ29uZGl0aW9uEg0KBWRlbHRhGAwgASgIEhMKC3Vuc2V0X3BhdGhzGA0gAygJEhIKCmVuY29kZWRfYXMYDiABKAkSDgoGcmVtb3ZlGA8gAygIIrMCChVQdWJsaXNoU3RyZWFtUmVzcG9uc2USDwoHYXBwbGllZBgBIAEoDRISCgpkdXBsaWNhdGVzGAIgASgNEiEKCHJlZnVzYWxzGAMgAygLMg8uc293LnYxLlJlZnVzYWwSFAoMbGFzdF92ZXJzaW9uGAQgASgDEhUKDWxhc3Rfc2VxdWVuY2UYBSABKAMSJgoKZHVyYWJpbGl0eRgGIAEoDjISLnNvdy52MS5EdXJhYmlsaXR5Eh4KFmxhc3RfZHVwbGljYXRlX3ZlcnNpb24YByABKAMSHwoXbGFzdF9kdXBsaWNhdGVfc2VxdWVuY2UYCCABKAMSFQoNam91cm5hbF9lcG9jaBgJIAEoCRIUCgx0dGxzX2lnbm9yZWQYCiABKA0SDwoHcmVtb3ZlZBgLIAEoDSK8AQoKR2V0UmVxdWVzdBINCgV0b3BpYxgBIAEoCRIMCgRrZXlzGAIgAygJEiIKBnNlbGVjdBgDIAEoCzISLnNvdy52MS5Qcm9qZWN0aW9uEh8KBXRvdWNoGAUgASgLMhAuc293LnYxLkxpZmV0aW1lEh8KEnRvdWNoX2JlbG93X21pY3JvcxgGIAEoA0gAiAEBEhQKDG1pbl9wb3NpdGlvbhgHIAEoCUIVChNfdG91Y2hfYmVsb3dfbWljcm9zIkQKC0dldFJlc3BvbnNlEh8KB3JlY29yZHMYASADKAsyDi5zb3cudjEuUmVjb3JkEhQKDGFzX29mX21pY3JvcxgCIAEoAyIuCgpQcm9qZWN0aW9uEg8KB2luY2x1ZGUYASADKAkSDwoHZXhjbHVkZRgCIAMoCSK/AwoMUXVlcnlSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEgwKBGtleXMYAiADKAkSIgoGc2VsZWN0GAMgASgLMhIuc293LnYxLlByb2plY3Rpb24SEgoKYmF0Y2hfc2l6ZRgEIAEoDRIRCglrZXlzX29ubHkYBSABKAgSEgoKY291bnRfb25seRgGIAEoCBIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCRIOCgZza2lwX24YCSABKAQSDQoFdG9wX24YCiABKAQSDgoGZmlsdGVyGAsgASgJEhAKCG9yZGVyX2J5GAwgASgJEg8KB2V4cGxhaW4YDSABKAgSFAoMbWluX3Bvc2l0aW9uGA4gASgJEhEKCXdpdGhfcGxhbhgPIAEoCBIRCglwbGFuX29ubHkYECABKAgSOAoKcGFyYW1ldGVycxgRIAMoCzIkLnNvdy52MS5RdWVyeVJlcXVlc3QuUGFyYW1ldGVyc0VudHJ5GkQKD1BhcmFtZXRlcnNFbnRyeRILCgNrZXkYASABKAkSIAoFdmFsdWUYAiABKAsyES5zb3cudjEuUGFyYW1ldGVyOgI4ASI1CgtRdWVyeUhlYWRlchIQCghib29rbWFyaxgBIAEoCRIUCgxhc19vZl9taWNyb3MYAiABKAMilgIKCVF1ZXJ5UGxhbhIoCgZhY2Nlc3MYASABKA4yGC5zb3cudjEuUXVlcnlQbGFuLkFjY2VzcxISCgppbmRleF9wYXRoGAIgASgJEg4KBnByb2JlcxgDIAEoBBIOCgZmaWx0ZXIYBCABKAkSEAoIb3JkZXJfYnkYBSABKAkSFQoNaW5kZXhfZW50cmllcxgGIAEoBCKBAQoGQWNjZXNzEhYKEkFDQ0VTU19VTlNQRUNJRklFRBAAEhEKDUFDQ0VTU19QT0lOVFMQARIVChFBQ0NFU1NfS0VZX1JBTkdFUxACEhAKDEFDQ0VTU19JTkRFWBADEg8KC0FDQ0VTU19TQ0FOEAQSEgoOQUNDRVNTX05PVEhJTkcQBSKSAQoLUXVlcnlGb290ZXISDwoHbWF0Y2hlZBgBIAEoBBIQCghyZXR1cm5lZBgCIAEoBBIPCgdzY2FubmVkGAMgASgEEhcKD25leHRfcGFnZV90b2tlbhgEIAEoCRIfCgRwbGFuGAUgASgLMhEuc293LnYxLlF1ZXJ5UGxhbhIVCg1hYnNlbnRfZmllbGRzGAYgAygJIpEBCg1RdWVyeVJlc3BvbnNlEiUKBmhlYWRlchgBIAEoCzITLnNvdy52MS5RdWVyeUhlYWRlckgAEiYKBWJhdGNoGAIgASgLMhUuc293LnYxLlJlY29yZENvbHVtbnNIABIlCgZmb290ZXIYAyABKAsyEy5zb3cudjEuUXVlcnlGb290ZXJIAEIKCghyZXNwb25zZSIpCgdLZXlMaXN0EgwKBGtleXMYASADKAkSEAoIdmVyc2lvbnMYAiADKAMi9wIKEFNvd0RlbGV0ZVJlcXVlc3QSDQoFdG9waWMYASABKAkSIgoHYnlfa2V5cxgCIAEoCzIPLnNvdy52MS5LZXlMaXN0SAASFAoKYnlfcGF5bG9hZBgDIAEoDEgAEg0KA2FsbBgEIAEoCEgAEhMKCWJ5X2ZpbHRlchgHIAEoCUgAEg8KB2RyeV9ydW4YBSABKAgSJgoKZHVyYWJpbGl0eRgGIAEoDjISLnNvdy52MS5EdXJhYmlsaXR5EiwKCXB1Ymxpc2hlchgIIAEoCzIZLnNvdy52MS5QdWJsaXNoZXJQb3NpdGlvbhI8CgpwYXJhbWV0ZXJzGAkgAygLMiguc293LnYxLlNvd0RlbGV0ZVJlcXVlc3QuUGFyYW1ldGVyc0VudHJ5GkQKD1BhcmFtZXRlcnNFbnRyeRILCgNrZXkYASABKAkSIAoFdmFsdWUYAiABKAsyES5zb3cudjEuUGFyYW1ldGVyOgI4AUILCglzZWxlY3Rpb24icQoRU293RGVsZXRlUmVzcG9uc2USDwoHbWF0Y2hlZBgBIAEoBBIPCgdkZWxldGVkGAIgASgEEgwKBGRvbmUYAyABKAgSFQoNbGFzdF9zZXF1ZW5jZRgEIAEoAxIVCg1hYnNlbnRfZmllbGRzGAUgAygJIuABCgxUb3VjaFJlcXVlc3QSDQoFdG9waWMYASABKAkSDAoEa2V5cxgCIAMoCRIiCghsaWZldGltZRgDIAEoCzIQLnNvdy52MS5MaWZldGltZRIkCgljb25kaXRpb24YBCABKAsyES5zb3cudjEuQ29uZGl0aW9uEiYKCmR1cmFiaWxpdHkYBSABKA4yEi5zb3cudjEuRHVyYWJpbGl0eRIfCgRvbmx5GAYgASgOMhEuc293LnYxLlRvdWNoT25seRIOCgZhdG9taWMYByABKAgSEAoIdmVyc2lvbnMYCCADKAMidgoNVG91Y2hSZXNwb25zZRImCgdyZXN1bHRzGAEgAygLMhUuc293LnYxLlB1Ymxpc2hSZXN1bHQSJgoKZHVyYWJpbGl0eRgCIAEoDjISLnNvdy52MS5EdXJhYmlsaXR5EhUKDWpvdXJuYWxfZXBvY2gYAyABKAkiKwoTR2V0UHVibGlzaGVyUmVxdWVzdBIUCgxwdWJsaXNoZXJfaWQYASABKAkiSQoUR2V0UHVibGlzaGVyUmVzcG9uc2USFwoPcHVibGlzaGVyX2Vwb2NoGAEgASgDEhgKEGhpZ2hlc3Rfc2VxdWVuY2UYAiABKAMiOgoUT3BlblB1Ymxpc2hlclJlcXVlc3QSFAoMcHVibGlzaGVyX2lkGAEgASgJEgwKBHVuaXQYAiABKAMicgoVT3BlblB1Ymxpc2hlclJlc3BvbnNlEhcKD3B1Ymxpc2hlcl9lcG9jaBgBIAEoAxIRCgl1bml0X2RvbmUYAiABKAgSFAoMdW5pdF9yZWNvcmRzGAMgASgDEhcKD3B1Ymxpc2hlcl90b2tlbhgEIAEoAyLIBAoQU3Vic2NyaWJlUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIVCg10b3BpY19wYXR0ZXJuGAIgASgJEg4KBmZpbHRlchgDIAEoCRILCgNzb3cYBCABKAgSCwoDb29mGAUgASgIEg0KBWRlbHRhGAYgASgIEg8KB2NoYW5nZXMYByABKAgSEgoIYm9va21hcmsYCCABKAlIABIbChFzdGFydF90aW1lX21pY3JvcxgJIAEoA0gAEhIKCGVhcmxpZXN0GAogASgISAASGQoRY29uZmxhdGlvbl9taWNyb3MYCyABKAMSFwoPcHJvZ3Jlc3NfbWljcm9zGAwgASgDEhQKDGVtcHR5X2RlbHRhcxgNIAEoCBIiCgZzZWxlY3QYDiABKAsyEi5zb3cudjEuUHJvamVjdGlvbhISCgpiYXRjaF9zaXplGA8gASgNEioKB2R1cmFibGUYECABKAsyGS5zb3cudjEuRHVyYWJsZUF0dGFjaG1lbnQSIAoEaGVsZBgVIAEoCzISLnNvdy52MS5IZWxkUmFuZ2VzEgwKBHZpZXcYFiABKAwSFAoMc25hcHNob3RfbWF4GBcgASgEEjwKCnBhcmFtZXRlcnMYGCADKAsyKC5zb3cudjEuU3Vic2NyaWJlUmVxdWVzdC5QYXJhbWV0ZXJzRW50cnkaRAoPUGFyYW1ldGVyc0VudHJ5EgsKA2tleRgBIAEoCRIgCgV2YWx1ZRgCIAEoCzIRLnNvdy52MS5QYXJhbWV0ZXI6AjgBQgcKBXN0YXJ0IkEKCkhlbGRSYW5nZXMSEAoIdXB0b19rZXkYASADKAkSEAoIY2hlY2tzdW0YAiADKAYSDwoHcmVjb3JkcxgDIAMoDSJ7ChFEdXJhYmxlQXR0YWNobWVudBIMCgRuYW1lGAEgASgJEg0KBWZvcmNlGAIgASgIEhAKCGV4cGVjdGVkGAMgASgIEikKCHNldHRpbmdzGAQgASgLMhcuc293LnYxLkR1cmFibGVTZXR0aW5ncxIMCgR0b2xkGAUgAygJImUKDER1cmFibGVCZWdpbhIQCghib29rbWFyaxgBIAEoCRIPCgdjcmVhdGVkGAIgASgIEg0KBXJlc2V0GAMgASgIEg8KB3Nlc3Npb24YBCABKAkSEgoKcmVwbGljYXRlZBgFIAEoCCJoCgNHYXASIQoGcmVhc29uGAEgASgOMhEuc293LnYxLkdhcFJlYXNvbhIWCg5hZnRlcl9ib29rbWFyaxgCIAEoCRIVCg11cHRvX2Jvb2ttYXJrGAMgASgJEg8KB2VudHJpZXMYBCABKAMiZwoSQWNrbm93bGVkZ2VSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEg8KB2R1cmFibGUYAiABKAkSEAoIYm9va21hcmsYAyABKAkSDwoHc2Vzc2lvbhgEIAEoCRIOCgZkZXRhY2gYBSABKAgiJwoTQWNrbm93bGVkZ2VSZXNwb25zZRIQCghib29rbWFyaxgBIAEoCSKDAQoNUmV3aW5kUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIPCgdkdXJhYmxlGAIgASgJEhIKCGVhcmxpZXN0GAMgASgISAASEgoIYm9va21hcmsYBCABKAlIABIVCgt0aW1lX21pY3JvcxgFIAEoA0gAEg0KBWZvcmNlGAYgASgIQgQKAnRvIkIKDlJld2luZFJlc3BvbnNlEhAKCGJvb2ttYXJrGAEgASgJEh4KFnVuYWNrbm93bGVkZ2VkX2VudHJpZXMYAiABKAMiYwoUQnJvd3NlRHVyYWJsZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDwoHZHVyYWJsZRgCIAEoCRITCgttYXhfZW50cmllcxgDIAEoDRIWCg5hZnRlcl9ib29rbWFyaxgEIAEoCSJhChVCcm93c2VEdXJhYmxlUmVzcG9uc2USJAoHY2hhbmdlcxgBIAEoCzITLnNvdy52MS5DaGFuZ2VCYXRjaBIQCghib29rbWFyaxgCIAEoCRIQCghjb21wbGV0ZRgDIAEoCCJcChJSZWFkSGlzdG9yeVJlcXVlc3QSDQoFdG9waWMYASABKAkSCwoDa2V5GAIgASgJEhMKC21heF9lbnRyaWVzGAMgASgNEhUKDXVwdG9fYm9va21hcmsYBCABKAkiigEKE1JlYWRIaXN0b3J5UmVzcG9uc2USJAoHY2hhbmdlcxgBIAEoCzITLnNvdy52MS5DaGFuZ2VCYXRjaBIaChJjb21taXRfdGltZV9taWNyb3MYAiADKBASEAoIaW5zdGFuY2UYAyADKAkSHwoDZW5kGAQgASgLMhIuc293LnYxLkhpc3RvcnlFbmQiNgoKSGlzdG9yeUVuZBIVCg1uZXh0X2Jvb2ttYXJrGAEgASgJEhEKCWRpc2NhcmRlZBgCIAEoCCJkCg1TbmFwc2hvdEJlZ2luEhAKCGJvb2ttYXJrGAEgASgJEhQKDGFzX29mX21pY3JvcxgCIAEoAxIMCgRoZWxkGAMgASgIEgwKBHZpZXcYBCABKAwSDwoHZXhwaXJlcxgFIAEoCCJrCg1TbmFwc2hvdEJhdGNoEg0KBXRvcGljGAEgASgJEiYKB3JlY29yZHMYAiABKAsyFS5zb3cudjEuUmVjb3JkQ29sdW1ucxIRCglhZnRlcl9rZXkYAyADKAkSEAoIdXB0b19rZXkYBCADKAkiSQoLU25hcHNob3RFbmQSEAoIYm9va21hcmsYASABKAkSEQoJdHJ1bmNhdGVkGAIgASgIEhUKDWFic2VudF9maWVsZHMYAyADKAkiGwoKVW5zZXRQYXRocxINCgVwYXRocxgBIAMoCSKLAgoLQ2hhbmdlQmF0Y2gSDQoFdG9waWMYASABKAkSHAoCb3AYAiADKA4yEC5zb3cudjEuQ2hhbmdlT3ASJAoGcmVhc29uGAMgAygOMhQuc293LnYxLkNoYW5nZVJlYXNvbhImCgdyZWNvcmRzGAQgASgLMhUuc293LnYxLlJlY29yZENvbHVtbnMSEAoIaXNfZGVsdGEYBSADKAgSJwoLdW5zZXRfcGF0aHMYBiADKAsyEi5zb3cudjEuVW5zZXRQYXRocxIQCghib29rbWFyaxgHIAEoCRIMCgRtb3JlGAggASgIEg4KBmF0b21pYxgJIAEoCBIWCg5kZWxpdmVyeV9jb3VudBgKIAMoDSJhCghQcm9ncmVzcxIQCghib29rbWFyaxgBIAEoCRISCgpub3dfbWljcm9zGAIgASgDEg4KBmNvdmVycxgDIAEoCBIOCgZiZWhpbmQYBCABKAgSDwoHc291cmNlcxgFIAEoCCK+AgoRU3Vic2NyaWJlUmVzcG9uc2USLwoOc25hcHNob3RfYmVnaW4YASABKAsyFS5zb3cudjEuU25hcHNob3RCZWdpbkgAEikKCHNuYXBzaG90GAIgASgLMhUuc293LnYxLlNuYXBzaG90QmF0Y2hIABIrCgxzbmFwc2hvdF9lbmQYAyABKAsyEy5zb3cudjEuU25hcHNob3RFbmRIABImCgdjaGFuZ2VzGAQgASgLMhMuc293LnYxLkNoYW5nZUJhdGNoSAASJAoIcHJvZ3Jlc3MYBSABKAsyEC5zb3cudjEuUHJvZ3Jlc3NIABItCg1kdXJhYmxlX2JlZ2luGAYgASgLMhQuc293LnYxLkR1cmFibGVCZWdpbkgAEhoKA2dhcBgHIAEoCzILLnNvdy52MS5HYXBIAEIHCgVmcmFtZSqCAQoJVG91Y2hPbmx5EhoKFlRPVUNIX09OTFlfVU5TUEVDSUZJRUQQABIUChBUT1VDSF9PTkxZX0xBVEVSEAESFgoSVE9VQ0hfT05MWV9FQVJMSUVSEAISFgoSVE9VQ0hfT05MWV9XSVRIT1VUEAMSEwoPVE9VQ0hfT05MWV9XSVRIEAQqrgEKCUdhcFJlYXNvbhIaChZHQVBfUkVBU09OX1VOU1BFQ0lGSUVEEAASGAoUR0FQX1JFQVNPTl9ESVNDQVJERUQQARIWChJHQVBfUkVBU09OX0VWSUNURUQQAhIYChRHQVBfUkVBU09OX0NPTkZMQVRFRBADEhoKFkdBUF9SRUFTT05fQkFDS0xPR19UVEwQBBIdChlHQVBfUkVBU09OX0RFTElWRVJZX0xJTUlUEAUqdwoIQ2hhbmdlT3ASGQoVQ0hBTkdFX09QX1VOU1BFQ0lGSUVEEAASEQoNQ0hBTkdFX09QX1BVVBABEhEKDUNIQU5HRV9PUF9PT0YQAhIUChBDSEFOR0VfT1BfREVMRVRFEAMSFAoQQ0hBTkdFX09QX0VYUElSRRAEKrgBCgxDaGFuZ2VSZWFzb24SHQoZQ0hBTkdFX1JFQVNPTl9VTlNQRUNJRklFRBAAEhkKFUNIQU5HRV9SRUFTT05fVE9VQ0hFRBABEhkKFUNIQU5HRV9SRUFTT05fREVMRVRFRBACEhkKFUNIQU5HRV9SRUFTT05fRVhQSVJFRBADEhcKE0NIQU5HRV9SRUFTT05fTUFUQ0gQBBIfChtDSEFOR0VfUkVBU09OX05PVF9QRVJNSVRURUQQBTL0BgoKU293U2VydmljZRI6CgdQdWJsaXNoEhYuc293LnYxLlB1Ymxpc2hSZXF1ZXN0Ghcuc293LnYxLlB1Ymxpc2hSZXNwb25zZRJQCg1QdWJsaXNoU3RyZWFtEhwuc293LnYxLlB1Ymxpc2hTdHJlYW1SZXF1ZXN0Gh0uc293LnYxLlB1Ymxpc2hTdHJlYW1SZXNwb25zZSgBMAESLgoDR2V0EhIuc293LnYxLkdldFJlcXVlc3QaEy5zb3cudjEuR2V0UmVzcG9uc2USNgoFUXVlcnkSFC5zb3cudjEuUXVlcnlSZXF1ZXN0GhUuc293LnYxLlF1ZXJ5UmVzcG9uc2UwARJCCglTdWJzY3JpYmUSGC5zb3cudjEuU3Vic2NyaWJlUmVxdWVzdBoZLnNvdy52MS5TdWJzY3JpYmVSZXNwb25zZTABEkIKCVNvd0RlbGV0ZRIYLnNvdy52MS5Tb3dEZWxldGVSZXF1ZXN0Ghkuc293LnYxLlNvd0RlbGV0ZVJlc3BvbnNlMAESNAoFVG91Y2gSFC5zb3cudjEuVG91Y2hSZXF1ZXN0GhUuc293LnYxLlRvdWNoUmVzcG9uc2USSQoMR2V0UHVibGlzaGVyEhsuc293LnYxLkdldFB1Ymxpc2hlclJlcXVlc3QaHC5zb3cudjEuR2V0UHVibGlzaGVyUmVzcG9uc2USTAoNT3BlblB1Ymxpc2hlchIcLnNvdy52MS5PcGVuUHVibGlzaGVyUmVxdWVzdBodLnNvdy52MS5PcGVuUHVibGlzaGVyUmVzcG9uc2USRgoLQWNrbm93bGVkZ2USGi5zb3cudjEuQWNrbm93bGVkZ2VSZXF1ZXN0Ghsuc293LnYxLkFja25vd2xlZGdlUmVzcG9uc2USNwoGUmV3aW5kEhUuc293LnYxLlJld2luZFJlcXVlc3QaFi5zb3cudjEuUmV3aW5kUmVzcG9uc2USTgoNQnJvd3NlRHVyYWJsZRIcLnNvdy52MS5Ccm93c2VEdXJhYmxlUmVxdWVzdBodLnNvdy52MS5Ccm93c2VEdXJhYmxlUmVzcG9uc2UwARJICgtSZWFkSGlzdG9yeRIaLnNvdy52MS5SZWFkSGlzdG9yeVJlcXVlc3QaGy5zb3cudjEuUmVhZEhpc3RvcnlSZXNwb25zZTABYgZwcm90bzM", [file_sow_v1_types]);
+  fileDesc("ChBzb3cvdjEvc293LnByb3RvEgZzb3cudjEilAEKDVB1Ymxpc2hSZWNvcmQSEAoDa2V5GAEgASgJSACIAQESDwoHcGF5bG9hZBgCIAEoDBIiCghsaWZldGltZRgDIAEoCzIQLnNvdy52MS5MaWZldGltZRIkCgljb25kaXRpb24YBCABKAsyES5zb3cudjEuQ29uZGl0aW9uEg4KBnJlbW92ZRgFIAEoCEIGCgRfa2V5IqwCCg5QdWJsaXNoUmVxdWVzdBINCgV0b3BpYxgBIAEoCRImCgdyZWNvcmRzGAIgAygLMhUuc293LnYxLlB1Ymxpc2hSZWNvcmQSIgoIbGlmZXRpbWUYAyABKAsyEC5zb3cudjEuTGlmZXRpbWUSIQoIdHRsX21vZGUYBCABKA4yDy5zb3cudjEuVHRsTW9kZRImCgpkdXJhYmlsaXR5GAUgASgOMhIuc293LnYxLkR1cmFiaWxpdHkSDgoGYXRvbWljGAYgASgIEiwKCXB1Ymxpc2hlchgHIAEoCzIZLnNvdy52MS5QdWJsaXNoZXJQb3NpdGlvbhINCgVkZWx0YRgIIAEoCBITCgt1bnNldF9wYXRocxgJIAMoCRISCgplbmNvZGVkX2FzGAogASgJIpUCCg1QdWJsaXNoUmVzdWx0EgsKA2tleRgBIAEoCRIPCgd2ZXJzaW9uGAIgASgDEh8KEmV4cGlyZV90aW1lX21pY3JvcxgDIAEoA0gAiAEBEhAKCHNlcXVlbmNlGAQgASgDEhMKC3R0bF9pZ25vcmVkGAUgASgIEhEKCWR1cGxpY2F0ZRgGIAEoCBIgCgdyZWZ1c2FsGAcgASgLMg8uc293LnYxLlJlZnVzYWwSFgoJZGVsaXZlcmVkGAggASgNSAGIAQESGwoTZXhwaXJlX3RpbWVfdW5rbm93bhgJIAEoCBIPCgdyZW1vdmVkGAogASgIQhUKE19leHBpcmVfdGltZV9taWNyb3NCDAoKX2RlbGl2ZXJlZCJ4Cg9QdWJsaXNoUmVzcG9uc2USJgoHcmVzdWx0cxgBIAMoCzIVLnNvdy52MS5QdWJsaXNoUmVzdWx0EiYKCmR1cmFiaWxpdHkYAiABKA4yEi5zb3cudjEuRHVyYWJpbGl0eRIVCg1qb3VybmFsX2Vwb2NoGAMgASgJIqQDChRQdWJsaXNoU3RyZWFtUmVxdWVzdBINCgV0b3BpYxgBIAEoCRILCgNrZXkYAiADKAkSDwoHcGF5bG9hZBgDIAMoDBIiCghsaWZldGltZRgEIAEoCzIQLnNvdy52MS5MaWZldGltZRIrCg1saWZldGltZV9raW5kGAUgAygOMhQuc293LnYxLkxpZmV0aW1lS2luZBIXCg9saWZldGltZV9taWNyb3MYBiADKAMSIQoIdHRsX21vZGUYByABKA4yDy5zb3cudjEuVHRsTW9kZRImCgpkdXJhYmlsaXR5GAggASgOMhIuc293LnYxLkR1cmFiaWxpdHkSDgoGYXRvbWljGAkgASgIEiwKCXB1Ymxpc2hlchgKIAEoCzIZLnNvdy52MS5QdWJsaXNoZXJQb3NpdGlvbhIkCgljb25kaXRpb24YCyABKAsyES5zb3cudjEuQ29uZGl0aW9uEg0KBWRlbHRhGAwgASgIEhMKC3Vuc2V0X3BhdGhzGA0gAygJEhIKCmVuY29kZWRfYXMYDiABKAkSDgoGcmVtb3ZlGA8gAygIIrMCChVQdWJsaXNoU3RyZWFtUmVzcG9uc2USDwoHYXBwbGllZBgBIAEoDRISCgpkdXBsaWNhdGVzGAIgASgNEiEKCHJlZnVzYWxzGAMgAygLMg8uc293LnYxLlJlZnVzYWwSFAoMbGFzdF92ZXJzaW9uGAQgASgDEhUKDWxhc3Rfc2VxdWVuY2UYBSABKAMSJgoKZHVyYWJpbGl0eRgGIAEoDjISLnNvdy52MS5EdXJhYmlsaXR5Eh4KFmxhc3RfZHVwbGljYXRlX3ZlcnNpb24YByABKAMSHwoXbGFzdF9kdXBsaWNhdGVfc2VxdWVuY2UYCCABKAMSFQoNam91cm5hbF9lcG9jaBgJIAEoCRIUCgx0dGxzX2lnbm9yZWQYCiABKA0SDwoHcmVtb3ZlZBgLIAEoDSK8AQoKR2V0UmVxdWVzdBINCgV0b3BpYxgBIAEoCRIMCgRrZXlzGAIgAygJEiIKBnNlbGVjdBgDIAEoCzISLnNvdy52MS5Qcm9qZWN0aW9uEh8KBXRvdWNoGAUgASgLMhAuc293LnYxLkxpZmV0aW1lEh8KEnRvdWNoX2JlbG93X21pY3JvcxgGIAEoA0gAiAEBEhQKDG1pbl9wb3NpdGlvbhgHIAEoCUIVChNfdG91Y2hfYmVsb3dfbWljcm9zIkQKC0dldFJlc3BvbnNlEh8KB3JlY29yZHMYASADKAsyDi5zb3cudjEuUmVjb3JkEhQKDGFzX29mX21pY3JvcxgCIAEoAyIuCgpQcm9qZWN0aW9uEg8KB2luY2x1ZGUYASADKAkSDwoHZXhjbHVkZRgCIAMoCSKmBAoMUXVlcnlSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEgwKBGtleXMYAiADKAkSIgoGc2VsZWN0GAMgASgLMhIuc293LnYxLlByb2plY3Rpb24SEgoKYmF0Y2hfc2l6ZRgEIAEoDRIRCglrZXlzX29ubHkYBSABKAgSEgoKY291bnRfb25seRgGIAEoCBIRCglwYWdlX3NpemUYByABKA0SEgoKcGFnZV90b2tlbhgIIAEoCRIOCgZza2lwX24YCSABKAQSDQoFdG9wX24YCiABKAQSDgoGZmlsdGVyGAsgASgJEhAKCG9yZGVyX2J5GAwgASgJEg8KB2V4cGxhaW4YDSABKAgSFAoMbWluX3Bvc2l0aW9uGA4gASgJEhEKCXdpdGhfcGxhbhgPIAEoCBIRCglwbGFuX29ubHkYECABKAgSOAoKcGFyYW1ldGVycxgRIAMoCzIkLnNvdy52MS5RdWVyeVJlcXVlc3QuUGFyYW1ldGVyc0VudHJ5EikKCGdyb3VwX2J5GBIgAygLMhcuc293LnYxLk5hbWVkRXhwcmVzc2lvbhIqCglhZ2dyZWdhdGUYEyADKAsyFy5zb3cudjEuTmFtZWRFeHByZXNzaW9uEg4KBmhhdmluZxgUIAEoCRpECg9QYXJhbWV0ZXJzRW50cnkSCwoDa2V5GAEgASgJEiAKBXZhbHVlGAIgASgLMhEuc293LnYxLlBhcmFtZXRlcjoCOAEiMwoPTmFtZWRFeHByZXNzaW9uEgwKBG5hbWUYASABKAkSEgoKZXhwcmVzc2lvbhgCIAEoCSI1CgtRdWVyeUhlYWRlchIQCghib29rbWFyaxgBIAEoCRIUCgxhc19vZl9taWNyb3MYAiABKAMilgIKCVF1ZXJ5UGxhbhIoCgZhY2Nlc3MYASABKA4yGC5zb3cudjEuUXVlcnlQbGFuLkFjY2VzcxISCgppbmRleF9wYXRoGAIgASgJEg4KBnByb2JlcxgDIAEoBBIOCgZmaWx0ZXIYBCABKAkSEAoIb3JkZXJfYnkYBSABKAkSFQoNaW5kZXhfZW50cmllcxgGIAEoBCKBAQoGQWNjZXNzEhYKEkFDQ0VTU19VTlNQRUNJRklFRBAAEhEKDUFDQ0VTU19QT0lOVFMQARIVChFBQ0NFU1NfS0VZX1JBTkdFUxACEhAKDEFDQ0VTU19JTkRFWBADEg8KC0FDQ0VTU19TQ0FOEAQSEgoOQUNDRVNTX05PVEhJTkcQBSK1AQoLUXVlcnlGb290ZXISDwoHbWF0Y2hlZBgBIAEoBBIQCghyZXR1cm5lZBgCIAEoBBIPCgdzY2FubmVkGAMgASgEEhcKD25leHRfcGFnZV90b2tlbhgEIAEoCRIfCgRwbGFuGAUgASgLMhEuc293LnYxLlF1ZXJ5UGxhbhIVCg1hYnNlbnRfZmllbGRzGAYgAygJEg4KBmdyb3VwcxgHIAEoBBIRCgl1bmdyb3VwZWQYCCABKAQikQEKDVF1ZXJ5UmVzcG9uc2USJQoGaGVhZGVyGAEgASgLMhMuc293LnYxLlF1ZXJ5SGVhZGVySAASJgoFYmF0Y2gYAiABKAsyFS5zb3cudjEuUmVjb3JkQ29sdW1uc0gAEiUKBmZvb3RlchgDIAEoCzITLnNvdy52MS5RdWVyeUZvb3RlckgAQgoKCHJlc3BvbnNlIikKB0tleUxpc3QSDAoEa2V5cxgBIAMoCRIQCgh2ZXJzaW9ucxgCIAMoAyL3AgoQU293RGVsZXRlUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIiCgdieV9rZXlzGAIgASgLMg8uc293LnYxLktleUxpc3RIABIUCgpieV9wYXlsb2FkGAMgASgMSAASDQoDYWxsGAQgASgISAASEwoJYnlfZmlsdGVyGAcgASgJSAASDwoHZHJ5X3J1bhgFIAEoCBImCgpkdXJhYmlsaXR5GAYgASgOMhIuc293LnYxLkR1cmFiaWxpdHkSLAoJcHVibGlzaGVyGAggASgLMhkuc293LnYxLlB1Ymxpc2hlclBvc2l0aW9uEjwKCnBhcmFtZXRlcnMYCSADKAsyKC5zb3cudjEuU293RGVsZXRlUmVxdWVzdC5QYXJhbWV0ZXJzRW50cnkaRAoPUGFyYW1ldGVyc0VudHJ5EgsKA2tleRgBIAEoCRIgCgV2YWx1ZRgCIAEoCzIRLnNvdy52MS5QYXJhbWV0ZXI6AjgBQgsKCXNlbGVjdGlvbiJxChFTb3dEZWxldGVSZXNwb25zZRIPCgdtYXRjaGVkGAEgASgEEg8KB2RlbGV0ZWQYAiABKAQSDAoEZG9uZRgDIAEoCBIVCg1sYXN0X3NlcXVlbmNlGAQgASgDEhUKDWFic2VudF9maWVsZHMYBSADKAki4AEKDFRvdWNoUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIMCgRrZXlzGAIgAygJEiIKCGxpZmV0aW1lGAMgASgLMhAuc293LnYxLkxpZmV0aW1lEiQKCWNvbmRpdGlvbhgEIAEoCzIRLnNvdy52MS5Db25kaXRpb24SJgoKZHVyYWJpbGl0eRgFIAEoDjISLnNvdy52MS5EdXJhYmlsaXR5Eh8KBG9ubHkYBiABKA4yES5zb3cudjEuVG91Y2hPbmx5Eg4KBmF0b21pYxgHIAEoCBIQCgh2ZXJzaW9ucxgIIAMoAyJ2Cg1Ub3VjaFJlc3BvbnNlEiYKB3Jlc3VsdHMYASADKAsyFS5zb3cudjEuUHVibGlzaFJlc3VsdBImCgpkdXJhYmlsaXR5GAIgASgOMhIuc293LnYxLkR1cmFiaWxpdHkSFQoNam91cm5hbF9lcG9jaBgDIAEoCSIrChNHZXRQdWJsaXNoZXJSZXF1ZXN0EhQKDHB1Ymxpc2hlcl9pZBgBIAEoCSJJChRHZXRQdWJsaXNoZXJSZXNwb25zZRIXCg9wdWJsaXNoZXJfZXBvY2gYASABKAMSGAoQaGlnaGVzdF9zZXF1ZW5jZRgCIAEoAyI6ChRPcGVuUHVibGlzaGVyUmVxdWVzdBIUCgxwdWJsaXNoZXJfaWQYASABKAkSDAoEdW5pdBgCIAEoAyJyChVPcGVuUHVibGlzaGVyUmVzcG9uc2USFwoPcHVibGlzaGVyX2Vwb2NoGAEgASgDEhEKCXVuaXRfZG9uZRgCIAEoCBIUCgx1bml0X3JlY29yZHMYAyABKAMSFwoPcHVibGlzaGVyX3Rva2VuGAQgASgDIsgEChBTdWJzY3JpYmVSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEhUKDXRvcGljX3BhdHRlcm4YAiABKAkSDgoGZmlsdGVyGAMgASgJEgsKA3NvdxgEIAEoCBILCgNvb2YYBSABKAgSDQoFZGVsdGEYBiABKAgSDwoHY2hhbmdlcxgHIAEoCBISCghib29rbWFyaxgIIAEoCUgAEhsKEXN0YXJ0X3RpbWVfbWljcm9zGAkgASgDSAASEgoIZWFybGllc3QYCiABKAhIABIZChFjb25mbGF0aW9uX21pY3JvcxgLIAEoAxIXCg9wcm9ncmVzc19taWNyb3MYDCABKAMSFAoMZW1wdHlfZGVsdGFzGA0gASgIEiIKBnNlbGVjdBgOIAEoCzISLnNvdy52MS5Qcm9qZWN0aW9uEhIKCmJhdGNoX3NpemUYDyABKA0SKgoHZHVyYWJsZRgQIAEoCzIZLnNvdy52MS5EdXJhYmxlQXR0YWNobWVudBIgCgRoZWxkGBUgASgLMhIuc293LnYxLkhlbGRSYW5nZXMSDAoEdmlldxgWIAEoDBIUCgxzbmFwc2hvdF9tYXgYFyABKAQSPAoKcGFyYW1ldGVycxgYIAMoCzIoLnNvdy52MS5TdWJzY3JpYmVSZXF1ZXN0LlBhcmFtZXRlcnNFbnRyeRpECg9QYXJhbWV0ZXJzRW50cnkSCwoDa2V5GAEgASgJEiAKBXZhbHVlGAIgASgLMhEuc293LnYxLlBhcmFtZXRlcjoCOAFCBwoFc3RhcnQiQQoKSGVsZFJhbmdlcxIQCgh1cHRvX2tleRgBIAMoCRIQCghjaGVja3N1bRgCIAMoBhIPCgdyZWNvcmRzGAMgAygNInsKEUR1cmFibGVBdHRhY2htZW50EgwKBG5hbWUYASABKAkSDQoFZm9yY2UYAiABKAgSEAoIZXhwZWN0ZWQYAyABKAgSKQoIc2V0dGluZ3MYBCABKAsyFy5zb3cudjEuRHVyYWJsZVNldHRpbmdzEgwKBHRvbGQYBSADKAkiZQoMRHVyYWJsZUJlZ2luEhAKCGJvb2ttYXJrGAEgASgJEg8KB2NyZWF0ZWQYAiABKAgSDQoFcmVzZXQYAyABKAgSDwoHc2Vzc2lvbhgEIAEoCRISCgpyZXBsaWNhdGVkGAUgASgIImgKA0dhcBIhCgZyZWFzb24YASABKA4yES5zb3cudjEuR2FwUmVhc29uEhYKDmFmdGVyX2Jvb2ttYXJrGAIgASgJEhUKDXVwdG9fYm9va21hcmsYAyABKAkSDwoHZW50cmllcxgEIAEoAyJnChJBY2tub3dsZWRnZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDwoHZHVyYWJsZRgCIAEoCRIQCghib29rbWFyaxgDIAEoCRIPCgdzZXNzaW9uGAQgASgJEg4KBmRldGFjaBgFIAEoCCInChNBY2tub3dsZWRnZVJlc3BvbnNlEhAKCGJvb2ttYXJrGAEgASgJIoMBCg1SZXdpbmRSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEg8KB2R1cmFibGUYAiABKAkSEgoIZWFybGllc3QYAyABKAhIABISCghib29rbWFyaxgEIAEoCUgAEhUKC3RpbWVfbWljcm9zGAUgASgDSAASDQoFZm9yY2UYBiABKAhCBAoCdG8iQgoOUmV3aW5kUmVzcG9uc2USEAoIYm9va21hcmsYASABKAkSHgoWdW5hY2tub3dsZWRnZWRfZW50cmllcxgCIAEoAyJjChRCcm93c2VEdXJhYmxlUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIPCgdkdXJhYmxlGAIgASgJEhMKC21heF9lbnRyaWVzGAMgASgNEhYKDmFmdGVyX2Jvb2ttYXJrGAQgASgJImEKFUJyb3dzZUR1cmFibGVSZXNwb25zZRIkCgdjaGFuZ2VzGAEgASgLMhMuc293LnYxLkNoYW5nZUJhdGNoEhAKCGJvb2ttYXJrGAIgASgJEhAKCGNvbXBsZXRlGAMgASgIIlwKElJlYWRIaXN0b3J5UmVxdWVzdBINCgV0b3BpYxgBIAEoCRILCgNrZXkYAiABKAkSEwoLbWF4X2VudHJpZXMYAyABKA0SFQoNdXB0b19ib29rbWFyaxgEIAEoCSKKAQoTUmVhZEhpc3RvcnlSZXNwb25zZRIkCgdjaGFuZ2VzGAEgASgLMhMuc293LnYxLkNoYW5nZUJhdGNoEhoKEmNvbW1pdF90aW1lX21pY3JvcxgCIAMoEBIQCghpbnN0YW5jZRgDIAMoCRIfCgNlbmQYBCABKAsyEi5zb3cudjEuSGlzdG9yeUVuZCI2CgpIaXN0b3J5RW5kEhUKDW5leHRfYm9va21hcmsYASABKAkSEQoJZGlzY2FyZGVkGAIgASgIImQKDVNuYXBzaG90QmVnaW4SEAoIYm9va21hcmsYASABKAkSFAoMYXNfb2ZfbWljcm9zGAIgASgDEgwKBGhlbGQYAyABKAgSDAoEdmlldxgEIAEoDBIPCgdleHBpcmVzGAUgASgIImsKDVNuYXBzaG90QmF0Y2gSDQoFdG9waWMYASABKAkSJgoHcmVjb3JkcxgCIAEoCzIVLnNvdy52MS5SZWNvcmRDb2x1bW5zEhEKCWFmdGVyX2tleRgDIAMoCRIQCgh1cHRvX2tleRgEIAMoCSJJCgtTbmFwc2hvdEVuZBIQCghib29rbWFyaxgBIAEoCRIRCgl0cnVuY2F0ZWQYAiABKAgSFQoNYWJzZW50X2ZpZWxkcxgDIAMoCSIbCgpVbnNldFBhdGhzEg0KBXBhdGhzGAEgAygJIosCCgtDaGFuZ2VCYXRjaBINCgV0b3BpYxgBIAEoCRIcCgJvcBgCIAMoDjIQLnNvdy52MS5DaGFuZ2VPcBIkCgZyZWFzb24YAyADKA4yFC5zb3cudjEuQ2hhbmdlUmVhc29uEiYKB3JlY29yZHMYBCABKAsyFS5zb3cudjEuUmVjb3JkQ29sdW1ucxIQCghpc19kZWx0YRgFIAMoCBInCgt1bnNldF9wYXRocxgGIAMoCzISLnNvdy52MS5VbnNldFBhdGhzEhAKCGJvb2ttYXJrGAcgASgJEgwKBG1vcmUYCCABKAgSDgoGYXRvbWljGAkgASgIEhYKDmRlbGl2ZXJ5X2NvdW50GAogAygNImEKCFByb2dyZXNzEhAKCGJvb2ttYXJrGAEgASgJEhIKCm5vd19taWNyb3MYAiABKAMSDgoGY292ZXJzGAMgASgIEg4KBmJlaGluZBgEIAEoCBIPCgdzb3VyY2VzGAUgASgIIr4CChFTdWJzY3JpYmVSZXNwb25zZRIvCg5zbmFwc2hvdF9iZWdpbhgBIAEoCzIVLnNvdy52MS5TbmFwc2hvdEJlZ2luSAASKQoIc25hcHNob3QYAiABKAsyFS5zb3cudjEuU25hcHNob3RCYXRjaEgAEisKDHNuYXBzaG90X2VuZBgDIAEoCzITLnNvdy52MS5TbmFwc2hvdEVuZEgAEiYKB2NoYW5nZXMYBCABKAsyEy5zb3cudjEuQ2hhbmdlQmF0Y2hIABIkCghwcm9ncmVzcxgFIAEoCzIQLnNvdy52MS5Qcm9ncmVzc0gAEi0KDWR1cmFibGVfYmVnaW4YBiABKAsyFC5zb3cudjEuRHVyYWJsZUJlZ2luSAASGgoDZ2FwGAcgASgLMgsuc293LnYxLkdhcEgAQgcKBWZyYW1lKoIBCglUb3VjaE9ubHkSGgoWVE9VQ0hfT05MWV9VTlNQRUNJRklFRBAAEhQKEFRPVUNIX09OTFlfTEFURVIQARIWChJUT1VDSF9PTkxZX0VBUkxJRVIQAhIWChJUT1VDSF9PTkxZX1dJVEhPVVQQAxITCg9UT1VDSF9PTkxZX1dJVEgQBCquAQoJR2FwUmVhc29uEhoKFkdBUF9SRUFTT05fVU5TUEVDSUZJRUQQABIYChRHQVBfUkVBU09OX0RJU0NBUkRFRBABEhYKEkdBUF9SRUFTT05fRVZJQ1RFRBACEhgKFEdBUF9SRUFTT05fQ09ORkxBVEVEEAMSGgoWR0FQX1JFQVNPTl9CQUNLTE9HX1RUTBAEEh0KGUdBUF9SRUFTT05fREVMSVZFUllfTElNSVQQBSp3CghDaGFuZ2VPcBIZChVDSEFOR0VfT1BfVU5TUEVDSUZJRUQQABIRCg1DSEFOR0VfT1BfUFVUEAESEQoNQ0hBTkdFX09QX09PRhACEhQKEENIQU5HRV9PUF9ERUxFVEUQAxIUChBDSEFOR0VfT1BfRVhQSVJFEAQquAEKDENoYW5nZVJlYXNvbhIdChlDSEFOR0VfUkVBU09OX1VOU1BFQ0lGSUVEEAASGQoVQ0hBTkdFX1JFQVNPTl9UT1VDSEVEEAESGQoVQ0hBTkdFX1JFQVNPTl9ERUxFVEVEEAISGQoVQ0hBTkdFX1JFQVNPTl9FWFBJUkVEEAMSFwoTQ0hBTkdFX1JFQVNPTl9NQVRDSBAEEh8KG0NIQU5HRV9SRUFTT05fTk9UX1BFUk1JVFRFRBAFMvQGCgpTb3dTZXJ2aWNlEjoKB1B1Ymxpc2gSFi5zb3cudjEuUHVibGlzaFJlcXVlc3QaFy5zb3cudjEuUHVibGlzaFJlc3BvbnNlElAKDVB1Ymxpc2hTdHJlYW0SHC5zb3cudjEuUHVibGlzaFN0cmVhbVJlcXVlc3QaHS5zb3cudjEuUHVibGlzaFN0cmVhbVJlc3BvbnNlKAEwARIuCgNHZXQSEi5zb3cudjEuR2V0UmVxdWVzdBoTLnNvdy52MS5HZXRSZXNwb25zZRI2CgVRdWVyeRIULnNvdy52MS5RdWVyeVJlcXVlc3QaFS5zb3cudjEuUXVlcnlSZXNwb25zZTABEkIKCVN1YnNjcmliZRIYLnNvdy52MS5TdWJzY3JpYmVSZXF1ZXN0Ghkuc293LnYxLlN1YnNjcmliZVJlc3BvbnNlMAESQgoJU293RGVsZXRlEhguc293LnYxLlNvd0RlbGV0ZVJlcXVlc3QaGS5zb3cudjEuU293RGVsZXRlUmVzcG9uc2UwARI0CgVUb3VjaBIULnNvdy52MS5Ub3VjaFJlcXVlc3QaFS5zb3cudjEuVG91Y2hSZXNwb25zZRJJCgxHZXRQdWJsaXNoZXISGy5zb3cudjEuR2V0UHVibGlzaGVyUmVxdWVzdBocLnNvdy52MS5HZXRQdWJsaXNoZXJSZXNwb25zZRJMCg1PcGVuUHVibGlzaGVyEhwuc293LnYxLk9wZW5QdWJsaXNoZXJSZXF1ZXN0Gh0uc293LnYxLk9wZW5QdWJsaXNoZXJSZXNwb25zZRJGCgtBY2tub3dsZWRnZRIaLnNvdy52MS5BY2tub3dsZWRnZVJlcXVlc3QaGy5zb3cudjEuQWNrbm93bGVkZ2VSZXNwb25zZRI3CgZSZXdpbmQSFS5zb3cudjEuUmV3aW5kUmVxdWVzdBoWLnNvdy52MS5SZXdpbmRSZXNwb25zZRJOCg1Ccm93c2VEdXJhYmxlEhwuc293LnYxLkJyb3dzZUR1cmFibGVSZXF1ZXN0Gh0uc293LnYxLkJyb3dzZUR1cmFibGVSZXNwb25zZTABEkgKC1JlYWRIaXN0b3J5Ehouc293LnYxLlJlYWRIaXN0b3J5UmVxdWVzdBobLnNvdy52MS5SZWFkSGlzdG9yeVJlc3BvbnNlMAFiBnByb3RvMw", [file_sow_v1_types]);
 
 /**
  * One record to publish.
@@ -733,6 +733,31 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
    * @generated from field: map<string, sow.v1.Parameter> parameters = 17;
    */
   parameters: { [key: string]: Parameter };
+
+  /**
+   * The answer has one result for each group of records with equal values of these expressions, at most 8. The name of a
+   * field is its last step, unless another is given (rule Q12). Not with `select`, `keys_only`, `count_only` or pages.
+   *
+   * @generated from field: repeated sow.v1.NamedExpression group_by = 18;
+   */
+  groupBy: NamedExpression[];
+
+  /**
+   * The values of each result, at most 64, such as `SUM(/px * /qty)` (rule Q11). Without `group_by` all records are one
+   * group. Then, and with `group_by`, the batches have results as json documents, and `order_by`, `skip_n` and `top_n`
+   * are about these, by their names.
+   *
+   * @generated from field: repeated sow.v1.NamedExpression aggregate = 19;
+   */
+  aggregate: NamedExpression[];
+
+  /**
+   * Only results for which this is true: a condition over their names and over aggregates. Empty: all. Its parameters
+   * are not those of `filter`.
+   *
+   * @generated from field: string having = 20;
+   */
+  having: string;
 };
 
 /**
@@ -741,6 +766,34 @@ export type QueryRequest = Message<"sow.v1.QueryRequest"> & {
  */
 export const QueryRequestSchema: GenMessage<QueryRequest> = /*@__PURE__*/
   messageDesc(file_sow_v1_sow, 9);
+
+/**
+ * An expression, and the name of its value in a result.
+ *
+ * @generated from message sow.v1.NamedExpression
+ */
+export type NamedExpression = Message<"sow.v1.NamedExpression"> & {
+  /**
+   * At most 256 bytes.
+   *
+   * @generated from field: string name = 1;
+   */
+  name: string;
+
+  /**
+   * In the language of filters (docs/filters.md).
+   *
+   * @generated from field: string expression = 2;
+   */
+  expression: string;
+};
+
+/**
+ * Describes the message sow.v1.NamedExpression.
+ * Use `create(NamedExpressionSchema)` to create a new message.
+ */
+export const NamedExpressionSchema: GenMessage<NamedExpression> = /*@__PURE__*/
+  messageDesc(file_sow_v1_sow, 10);
 
 /**
  * The beginning of the answer.
@@ -768,7 +821,7 @@ export type QueryHeader = Message<"sow.v1.QueryHeader"> & {
  * Use `create(QueryHeaderSchema)` to create a new message.
  */
 export const QueryHeaderSchema: GenMessage<QueryHeader> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 10);
+  messageDesc(file_sow_v1_sow, 11);
 
 /**
  * The plan of a query: how it finds its records (rule Q3).
@@ -824,7 +877,7 @@ export type QueryPlan = Message<"sow.v1.QueryPlan"> & {
  * Use `create(QueryPlanSchema)` to create a new message.
  */
 export const QueryPlanSchema: GenMessage<QueryPlan> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 11);
+  messageDesc(file_sow_v1_sow, 12);
 
 /**
  * The access that is read first. Each record found is then checked with the whole filter.
@@ -879,7 +932,7 @@ export enum QueryPlan_Access {
  * Describes the enum sow.v1.QueryPlan.Access.
  */
 export const QueryPlan_AccessSchema: GenEnum<QueryPlan_Access> = /*@__PURE__*/
-  enumDesc(file_sow_v1_sow, 11, 0);
+  enumDesc(file_sow_v1_sow, 12, 0);
 
 /**
  * The end of the answer. A stream that ends without a footer was cut off.
@@ -930,6 +983,21 @@ export type QueryFooter = Message<"sow.v1.QueryFooter"> & {
    * @generated from field: repeated string absent_fields = 6;
    */
   absentFields: string[];
+
+  /**
+   * With `group_by` or `aggregate`: how many groups there are, before `having`, `skip_n` and `top_n`. 0: otherwise.
+   *
+   * @generated from field: uint64 groups = 7;
+   */
+  groups: bigint;
+
+  /**
+   * Records that matched and are in no group: a value of `group_by` is null, an array or an object, or their key is
+   * longer than 1 KiB (rule Q12).
+   *
+   * @generated from field: uint64 ungrouped = 8;
+   */
+  ungrouped: bigint;
 };
 
 /**
@@ -937,7 +1005,7 @@ export type QueryFooter = Message<"sow.v1.QueryFooter"> & {
  * Use `create(QueryFooterSchema)` to create a new message.
  */
 export const QueryFooterSchema: GenMessage<QueryFooter> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 12);
+  messageDesc(file_sow_v1_sow, 13);
 
 /**
  * One part of the answer: a header, then batches, then a footer.
@@ -980,7 +1048,7 @@ export type QueryResponse = Message<"sow.v1.QueryResponse"> & {
  * Use `create(QueryResponseSchema)` to create a new message.
  */
 export const QueryResponseSchema: GenMessage<QueryResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 13);
+  messageDesc(file_sow_v1_sow, 14);
 
 /**
  * A list of record keys.
@@ -1008,7 +1076,7 @@ export type KeyList = Message<"sow.v1.KeyList"> & {
  * Use `create(KeyListSchema)` to create a new message.
  */
 export const KeyListSchema: GenMessage<KeyList> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 14);
+  messageDesc(file_sow_v1_sow, 15);
 
 /**
  * A request to delete records.
@@ -1098,7 +1166,7 @@ export type SowDeleteRequest = Message<"sow.v1.SowDeleteRequest"> & {
  * Use `create(SowDeleteRequestSchema)` to create a new message.
  */
 export const SowDeleteRequestSchema: GenMessage<SowDeleteRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 15);
+  messageDesc(file_sow_v1_sow, 16);
 
 /**
  * The progress of the delete.
@@ -1147,7 +1215,7 @@ export type SowDeleteResponse = Message<"sow.v1.SowDeleteResponse"> & {
  * Use `create(SowDeleteResponseSchema)` to create a new message.
  */
 export const SowDeleteResponseSchema: GenMessage<SowDeleteResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 16);
+  messageDesc(file_sow_v1_sow, 17);
 
 /**
  * A request to renew, change or remove lifetimes.
@@ -1218,7 +1286,7 @@ export type TouchRequest = Message<"sow.v1.TouchRequest"> & {
  * Use `create(TouchRequestSchema)` to create a new message.
  */
 export const TouchRequestSchema: GenMessage<TouchRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 17);
+  messageDesc(file_sow_v1_sow, 18);
 
 /**
  * The outcome for each key.
@@ -1253,7 +1321,7 @@ export type TouchResponse = Message<"sow.v1.TouchResponse"> & {
  * Use `create(TouchResponseSchema)` to create a new message.
  */
 export const TouchResponseSchema: GenMessage<TouchResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 18);
+  messageDesc(file_sow_v1_sow, 19);
 
 /**
  * A request for the server's memory of a publisher.
@@ -1274,7 +1342,7 @@ export type GetPublisherRequest = Message<"sow.v1.GetPublisherRequest"> & {
  * Use `create(GetPublisherRequestSchema)` to create a new message.
  */
 export const GetPublisherRequestSchema: GenMessage<GetPublisherRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 19);
+  messageDesc(file_sow_v1_sow, 20);
 
 /**
  * The server's memory of the publisher.
@@ -1302,7 +1370,7 @@ export type GetPublisherResponse = Message<"sow.v1.GetPublisherResponse"> & {
  * Use `create(GetPublisherResponseSchema)` to create a new message.
  */
 export const GetPublisherResponseSchema: GenMessage<GetPublisherResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 20);
+  messageDesc(file_sow_v1_sow, 21);
 
 /**
  * A request to begin an epoch of a publisher.
@@ -1330,7 +1398,7 @@ export type OpenPublisherRequest = Message<"sow.v1.OpenPublisherRequest"> & {
  * Use `create(OpenPublisherRequestSchema)` to create a new message.
  */
 export const OpenPublisherRequestSchema: GenMessage<OpenPublisherRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 21);
+  messageDesc(file_sow_v1_sow, 22);
 
 /**
  * The new epoch.
@@ -1373,7 +1441,7 @@ export type OpenPublisherResponse = Message<"sow.v1.OpenPublisherResponse"> & {
  * Use `create(OpenPublisherResponseSchema)` to create a new message.
  */
 export const OpenPublisherResponseSchema: GenMessage<OpenPublisherResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 22);
+  messageDesc(file_sow_v1_sow, 23);
 
 /**
  * A subscription: the changes to stream, and their form.
@@ -1545,7 +1613,7 @@ export type SubscribeRequest = Message<"sow.v1.SubscribeRequest"> & {
  * Use `create(SubscribeRequestSchema)` to create a new message.
  */
 export const SubscribeRequestSchema: GenMessage<SubscribeRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 23);
+  messageDesc(file_sow_v1_sow, 24);
 
 /**
  * Records that a caller holds, as ranges that cover all keys: a range begins behind the end of the one before. Columns of
@@ -1584,7 +1652,7 @@ export type HeldRanges = Message<"sow.v1.HeldRanges"> & {
  * Use `create(HeldRangesSchema)` to create a new message.
  */
 export const HeldRangesSchema: GenMessage<HeldRanges> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 24);
+  messageDesc(file_sow_v1_sow, 25);
 
 /**
  * The durable subscription to consume.
@@ -1634,7 +1702,7 @@ export type DurableAttachment = Message<"sow.v1.DurableAttachment"> & {
  * Use `create(DurableAttachmentSchema)` to create a new message.
  */
 export const DurableAttachmentSchema: GenMessage<DurableAttachment> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 25);
+  messageDesc(file_sow_v1_sow, 26);
 
 /**
  * The first frame of a consumer's stream: it is attached to the durable subscription.
@@ -1683,7 +1751,7 @@ export type DurableBegin = Message<"sow.v1.DurableBegin"> & {
  * Use `create(DurableBeginSchema)` to create a new message.
  */
 export const DurableBeginSchema: GenMessage<DurableBegin> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 26);
+  messageDesc(file_sow_v1_sow, 27);
 
 /**
  * Entries that a durable subscription has not handed over and never will.
@@ -1725,7 +1793,7 @@ export type Gap = Message<"sow.v1.Gap"> & {
  * Use `create(GapSchema)` to create a new message.
  */
 export const GapSchema: GenMessage<Gap> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 27);
+  messageDesc(file_sow_v1_sow, 28);
 
 /**
  * A position up to which the consumer has processed everything.
@@ -1776,7 +1844,7 @@ export type AcknowledgeRequest = Message<"sow.v1.AcknowledgeRequest"> & {
  * Use `create(AcknowledgeRequestSchema)` to create a new message.
  */
 export const AcknowledgeRequestSchema: GenMessage<AcknowledgeRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 28);
+  messageDesc(file_sow_v1_sow, 29);
 
 /**
  * The acknowledgement is on disk.
@@ -1797,7 +1865,7 @@ export type AcknowledgeResponse = Message<"sow.v1.AcknowledgeResponse"> & {
  * Use `create(AcknowledgeResponseSchema)` to create a new message.
  */
 export const AcknowledgeResponseSchema: GenMessage<AcknowledgeResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 29);
+  messageDesc(file_sow_v1_sow, 30);
 
 /**
  * The position to move a durable subscription to.
@@ -1863,7 +1931,7 @@ export type RewindRequest = Message<"sow.v1.RewindRequest"> & {
  * Use `create(RewindRequestSchema)` to create a new message.
  */
 export const RewindRequestSchema: GenMessage<RewindRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 30);
+  messageDesc(file_sow_v1_sow, 31);
 
 /**
  * The durable subscription has been moved.
@@ -1891,7 +1959,7 @@ export type RewindResponse = Message<"sow.v1.RewindResponse"> & {
  * Use `create(RewindResponseSchema)` to create a new message.
  */
 export const RewindResponseSchema: GenMessage<RewindResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 31);
+  messageDesc(file_sow_v1_sow, 32);
 
 /**
  * The entries of a durable subscription to show.
@@ -1934,7 +2002,7 @@ export type BrowseDurableRequest = Message<"sow.v1.BrowseDurableRequest"> & {
  * Use `create(BrowseDurableRequestSchema)` to create a new message.
  */
 export const BrowseDurableRequestSchema: GenMessage<BrowseDurableRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 32);
+  messageDesc(file_sow_v1_sow, 33);
 
 /**
  * A part of the entries. The last answer has the bookmark.
@@ -1969,7 +2037,7 @@ export type BrowseDurableResponse = Message<"sow.v1.BrowseDurableResponse"> & {
  * Use `create(BrowseDurableResponseSchema)` to create a new message.
  */
 export const BrowseDurableResponseSchema: GenMessage<BrowseDurableResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 33);
+  messageDesc(file_sow_v1_sow, 34);
 
 /**
  * A request for the changes of one key.
@@ -2011,7 +2079,7 @@ export type ReadHistoryRequest = Message<"sow.v1.ReadHistoryRequest"> & {
  * Use `create(ReadHistoryRequestSchema)` to create a new message.
  */
 export const ReadHistoryRequestSchema: GenMessage<ReadHistoryRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 34);
+  messageDesc(file_sow_v1_sow, 35);
 
 /**
  * A part of the changes, the newest first; in the last answer also the end.
@@ -2054,7 +2122,7 @@ export type ReadHistoryResponse = Message<"sow.v1.ReadHistoryResponse"> & {
  * Use `create(ReadHistoryResponseSchema)` to create a new message.
  */
 export const ReadHistoryResponseSchema: GenMessage<ReadHistoryResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 35);
+  messageDesc(file_sow_v1_sow, 36);
 
 /**
  * The end of a history. A stream that ends without it was cut off.
@@ -2083,7 +2151,7 @@ export type HistoryEnd = Message<"sow.v1.HistoryEnd"> & {
  * Use `create(HistoryEndSchema)` to create a new message.
  */
 export const HistoryEndSchema: GenMessage<HistoryEnd> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 36);
+  messageDesc(file_sow_v1_sow, 37);
 
 /**
  * The beginning of the snapshot: first, once, and only with `sow`.
@@ -2134,7 +2202,7 @@ export type SnapshotBegin = Message<"sow.v1.SnapshotBegin"> & {
  * Use `create(SnapshotBeginSchema)` to create a new message.
  */
 export const SnapshotBeginSchema: GenMessage<SnapshotBegin> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 37);
+  messageDesc(file_sow_v1_sow, 38);
 
 /**
  * Records of the snapshot, of one topic, in key order.
@@ -2177,7 +2245,7 @@ export type SnapshotBatch = Message<"sow.v1.SnapshotBatch"> & {
  * Use `create(SnapshotBatchSchema)` to create a new message.
  */
 export const SnapshotBatchSchema: GenMessage<SnapshotBatch> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 38);
+  messageDesc(file_sow_v1_sow, 39);
 
 /**
  * The snapshot is complete; changes follow. Sent also when it was empty.
@@ -2213,7 +2281,7 @@ export type SnapshotEnd = Message<"sow.v1.SnapshotEnd"> & {
  * Use `create(SnapshotEndSchema)` to create a new message.
  */
 export const SnapshotEndSchema: GenMessage<SnapshotEnd> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 39);
+  messageDesc(file_sow_v1_sow, 40);
 
 /**
  * The removed fields of a record.
@@ -2234,7 +2302,7 @@ export type UnsetPaths = Message<"sow.v1.UnsetPaths"> & {
  * Use `create(UnsetPathsSchema)` to create a new message.
  */
 export const UnsetPathsSchema: GenMessage<UnsetPaths> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 40);
+  messageDesc(file_sow_v1_sow, 41);
 
 /**
  * Changes of one topic, in the order of their sequences. Columns of equal length.
@@ -2320,7 +2388,7 @@ export type ChangeBatch = Message<"sow.v1.ChangeBatch"> & {
  * Use `create(ChangeBatchSchema)` to create a new message.
  */
 export const ChangeBatchSchema: GenMessage<ChangeBatch> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 41);
+  messageDesc(file_sow_v1_sow, 42);
 
 /**
  * The position up to which everything has been sent. Also sent when nothing happened.
@@ -2374,7 +2442,7 @@ export type Progress = Message<"sow.v1.Progress"> & {
  * Use `create(ProgressSchema)` to create a new message.
  */
 export const ProgressSchema: GenMessage<Progress> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 42);
+  messageDesc(file_sow_v1_sow, 43);
 
 /**
  * One frame of a subscription: with `sow` SnapshotBegin, batches, SnapshotEnd; then changes and progress, without end.
@@ -2452,7 +2520,7 @@ export type SubscribeResponse = Message<"sow.v1.SubscribeResponse"> & {
  * Use `create(SubscribeResponseSchema)` to create a new message.
  */
 export const SubscribeResponseSchema: GenMessage<SubscribeResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_sow, 43);
+  messageDesc(file_sow_v1_sow, 44);
 
 /**
  * The records that a touch changes, by their present expire time and the one that the touch gives (rule L19). Never is

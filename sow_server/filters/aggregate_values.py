@@ -1,0 +1,274 @@
+"""The values of aggregates: what is kept for each, how values are added, and what they amount to (rule Q11). Pure.
+
+    [1]  Each result is a function of the set of the values that were added, whatever their order, and however they were
+         divided among calls. So every instance answers with the same bytes.
+    [2]  A sum is an integer over a power of two, which holds every sum of floats and integers exactly. It is rounded
+         once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take`.
+    [3]  Values come as clean columns (`clean`): null, booleans, numbers, texts of at most TEXT_BYTES_MAX, and LONG.
+
+`add` and `take` get the types that may be among the values, and return by how many bytes the state has grown.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+from sow_server.engine.values.fields import INTEGER_LIMIT, Kind, number_of
+from sow_server.filters.aggregate_calls import KEY_BYTES_MAX, LONG, is_long
+from sow_server.filters.values import first, text_of
+
+Types: TypeAlias = set[type]
+
+TEXT_BYTES_MAX: Final = 256
+"""A longer text counts, and is null to all other aggregates."""
+_NULL: Final = type(None)
+_SHORT_CHARACTERS: Final = TEXT_BYTES_MAX // 4
+"""So many characters are surely no more bytes than allowed."""
+_ENTRY_BYTES: Final = 60
+"""Memory of an entry of a set, besides its text."""
+
+
+def clean(column: Sequence[object]) -> tuple[Sequence[object], Types]:
+    """Values of fields as aggregates take them, and their types [3]: an array is its first element, and a float that is
+    no number is null."""
+    types = set(map(type, column))
+    if types <= {int, bool, _NULL}:
+        return column, types
+    if types == {float} and (total := sum(column)) == total:  # type: ignore[arg-type]  # all of them are floats
+        return column, types
+    if types <= {int, float, bool, _NULL}:
+        return [None if value != value else value for value in column], types
+    if types == {str} and max(map(len, column)) <= _SHORT_CHARACTERS:  # type: ignore[arg-type]  # all of them are texts
+        return column, types
+    cleaned = list(map(_clean, column))
+    return cleaned, set(map(type, cleaned))
+
+
+def clean_names(column: Sequence[object]) -> tuple[Sequence[object], Types]:
+    """Values that name groups, and their types: null stands for those that name none, such as an array."""
+    types = set(map(type, column))
+    if types <= {int, float, bool, _NULL}:
+        return column, types
+    if types == {str} and max(map(len, column)) <= KEY_BYTES_MAX:  # type: ignore[arg-type]  # all of them are texts
+        return column, types
+    named = [value if type(value) in _NAMING and not is_long(value) else None for value in column]
+    return named, set(map(type, named))
+
+
+_NAMING: Final = frozenset([str, int, float, bool])
+
+
+def _clean(value: object) -> object:
+    value = first(value)
+    kind = type(value)
+    if kind is str:
+        text: str = value  # type: ignore[assignment]  # narrowed by `type() is`
+        return value if len(text) <= _SHORT_CHARACTERS or len(text.encode()) <= TEXT_BYTES_MAX else LONG
+    return value if value is None or kind in (bool, int, float) else LONG
+
+
+class State(Protocol):
+    """The part of an aggregate that is kept for a group."""
+
+    def add(self, values: Sequence[object], types: Types) -> int: ...
+
+
+class Count:
+    """How many values are not null."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, values: Sequence[object], types: Types) -> int:
+        self.count += _present(values, types)
+        return 0
+
+    def take(self, values: Sequence[object], types: Types) -> int:
+        self.count -= _present(values, types)
+        return 0
+
+
+def _present(values: Sequence[object], types: Types) -> int:
+    return len(values) - (sum([value is None for value in values]) if _NULL in types else 0)
+
+
+class Sum:
+    """The exact sum of numbers and numeric texts [2]."""
+
+    __slots__ = ("_floats", "_negative", "_numerator", "_parts", "_positive", "_shift", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many numbers there are."""
+        self._numerator = 0
+        self._shift = 0
+        """The sum is the numerator over 2 to this, and the parts."""
+        self._parts: list[float] = []
+        """A few floats: adding to them is quicker than to the numerator, and as exact."""
+        self._floats = 0
+        """How many of the numbers are floats; with one, the sum is one."""
+        self._positive = 0
+        """How many are infinite; likewise below."""
+        self._negative = 0
+
+    def add(self, values: Sequence[object], types: Types) -> int:
+        return self._put(values, types, 1)
+
+    def take(self, values: Sequence[object], types: Types) -> int:
+        return self._put(values, types, -1)
+
+    @property
+    def total(self) -> int | float | None:
+        """The sum, rounded once: an integer if all numbers are, else a float. None: of nothing, or beyond bounds."""
+        if not self.count or self._positive or self._negative:
+            return None
+        self._join_parts()
+        if not self._floats:
+            whole = self._numerator >> self._shift
+            return whole if -INTEGER_LIMIT < whole < INTEGER_LIMIT else None
+        return _quotient(self._numerator, 1 << self._shift)
+
+    @property
+    def average(self) -> float | None:
+        """The exact sum divided by the count, rounded once."""
+        if not self.count or self._positive or self._negative:
+            return None
+        self._join_parts()
+        return _quotient(self._numerator, self.count << self._shift)
+
+    def _put(self, values: Sequence[object], types: Types, sign: int) -> int:
+        ints: Sequence[int]
+        floats: Sequence[float]
+        if types == {float}:
+            ints, floats = (), values  # type: ignore[assignment]  # all of them are floats
+        elif types == {int}:
+            ints, floats = values, ()  # type: ignore[assignment]  # all of them are integers
+        else:
+            numbers = values if types <= {int, float, _NULL} else list(map(number_of, values))
+            ints = [number for number in numbers if type(number) is int]
+            floats = [number for number in numbers if type(number) is float]
+        before = self._numerator.bit_length()
+        self.count += sign * (len(ints) + len(floats))
+        if ints:
+            self._numerator += sign * sum(ints) << self._shift
+        if floats:
+            self._floats += sign * len(floats)
+            signed = floats if sign > 0 else [-number for number in floats]
+            try:
+                self._parts = _parts([*self._parts, *signed])
+            except (OverflowError, ValueError):  # beyond the range of floats on the way, or infinite
+                self._join_parts()
+                for number in floats:
+                    self._put_float(number, sign)
+        return (self._numerator.bit_length() - before) // 8
+
+    def _join_parts(self) -> None:
+        for part in self._parts:
+            self._put_float(part, 1)
+        self._parts = []
+
+    def _put_float(self, number: float, sign: int) -> None:
+        try:
+            numerator, denominator = number.as_integer_ratio()
+        except OverflowError:  # it is infinite
+            if number > 0:
+                self._positive += sign
+            else:
+                self._negative += sign
+            return
+        shift = denominator.bit_length() - 1
+        if shift > self._shift:
+            self._numerator <<= shift - self._shift
+            self._shift = shift
+        self._numerator += sign * numerator << (self._shift - shift)
+
+
+def _parts(floats: list[float]) -> list[float]:
+    """A few floats whose exact sum is that of many, which it takes. Raises OverflowError or ValueError where there are
+    none, or where it does not find them."""
+    parts: list[float] = []
+    while total := math.fsum(floats):
+        if total - total != 0:
+            raise OverflowError
+        parts.append(total)
+        floats.append(-total)  # what is left is at least 2^53 times smaller each time
+    return parts
+
+
+_ORDERED: Final = ((Kind.BOOLEAN, bool), (Kind.NUMBER, int), (Kind.NUMBER, float), (Kind.TEXT, str))
+
+
+def _quotient(numerator: int, denominator: int) -> float | None:
+    """Correctly rounded, as Python divides integers; None: beyond the range of floats."""
+    try:
+        return numerator / denominator
+    except OverflowError:
+        return None
+
+
+class Extreme:
+    """The least or the greatest value, in the order of `order_by`: booleans, numbers, texts. Of equal numbers an
+    integer is preferred."""
+
+    __slots__ = ("_greatest", "_numeric", "_rank", "value")
+
+    def __init__(self, *, greatest: bool, numeric: bool) -> None:
+        """`numeric`: a numeric text is a number, as in fix and nvfix."""
+        self._greatest = greatest
+        self._numeric = numeric
+        self._rank = 0
+        self.value: bool | int | float | str | None = None
+
+    def add(self, values: Sequence[Any], types: Types) -> int:
+        best = max if self._greatest else min
+        if types == {float}:
+            self._offer(Kind.NUMBER, best(values) + 0.0)  # -0.0 is 0.0
+        elif types == {int}:
+            self._offer(Kind.NUMBER, best(values))
+        elif types == {str} and not self._numeric:
+            self._offer(Kind.TEXT, best(values))
+        else:
+            if self._numeric:
+                values = [value if (number := number_of(value)) is None else number for value in values]
+            for kind, type_ in _ORDERED:
+                some: list[Any] = [value for value in values if type(value) is type_]
+                if some:
+                    self._offer(kind, best(some) + 0.0 if type_ is float else best(some))
+        return 0
+
+    def _offer(self, kind: Kind, value: bool | int | float | str) -> None:
+        if self.value is not None:
+            if kind == self._rank:
+                old = self.value
+                if value == old:
+                    if type(value) is not int:
+                        return
+                elif (value > old) is not self._greatest:  # type: ignore[operator]  # of one kind
+                    return
+            elif (kind > self._rank) is not self._greatest:
+                return
+        self._rank = kind
+        self.value = value
+
+
+class Distinct:
+    """The different values, by canonical text: as many as there would be groups."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self) -> None:
+        self._texts: set[str] = set()
+
+    def add(self, values: Sequence[object], types: Types) -> int:
+        texts = {text for value in values if (text := text_of(value)) is not None} - self._texts
+        self._texts |= texts
+        return sum(map(sys.getsizeof, texts)) + _ENTRY_BYTES * len(texts)
+
+    @property
+    def count(self) -> int:
+        return len(self._texts)

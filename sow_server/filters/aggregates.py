@@ -1,0 +1,321 @@
+"""Expressions over groups of records: their names, their texts, and the results of a group (rules Q11, Q12). Pure.
+
+plan = aggregation([("", "/account")], [("n", "COUNT(*)"), ("px", "SUM(/px * /qty) / SUM(/qty)")])
+group = plan.group()
+...                                   # rows of `plan.rows` go into the states of their group
+plan.results(key, group, meta)        # {"account": "A1", "n": 2, "px": 10.5}
+
+[1]  A field of a record stands in the expression of a group, or in an aggregate. An expression of a result sees
+     groups and aggregates alone, and is an expression of the filter language over these.
+[2]  The first columns of a row are the values that name its group; the others are the arguments of aggregates, each
+     once. A state belongs to one column, and may serve several aggregates: SUM and AVG have one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+from sow_server.engine.values import keys
+from sow_server.filters.aggregate_calls import KEY_BYTES_MAX, Aggregate, AggregateCalls, AggregateFunction, place_of
+from sow_server.filters.aggregate_values import Count, Distinct, Extreme, State, Sum
+from sow_server.filters.compiler import compile_filter, compile_values
+from sow_server.filters.filter_errors import FilterError
+from sow_server.filters.parser import LENGTH_BYTES_MAX, parse
+from sow_server.filters.predicate import Meta, Predicate, Rows
+from sow_server.filters.restriction import without
+from sow_server.filters.tree import Expression, Metadata, Path
+from sow_server.filters.values import text_of
+
+GROUPS_BY_MAX: Final = 8
+AGGREGATES_MAX: Final = 64
+NAME_BYTES_MAX: Final = 256
+ALL: Final = "*"
+"""The key of the one group, where nothing groups."""
+
+Named: TypeAlias = tuple[str, str]
+"""A name and an expression."""
+Scalar: TypeAlias = bool | int | float | str | None
+
+
+class ExpressionError(FilterError):
+    """A fault in the expressions of a request. `field`: where, such as `aggregate[1]`."""
+
+    def __init__(self, field: str, error: FilterError) -> None:
+        super().__init__(error.message)
+        self.position = error.position
+        self.message = f"{field}: {error.message}"
+        self.field: Final = field
+
+
+@dataclass(slots=True)
+class Group:
+    """One group of records."""
+
+    states: list[State]
+    is_text: list[bool]
+    """For each value that names it: true if one of its records has a text there."""
+    records: int = 0
+
+
+class _Slot(NamedTuple):
+    """The value of an aggregate in a group."""
+
+    state: int
+    """The number of the state; -1: the group itself."""
+    value: Callable[[State], Scalar]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """The groups and the results of one request. From any thread."""
+
+    names: tuple[str, ...]
+    """The names of the values of a group's key."""
+    items: tuple[str, ...]
+    """The names of the results."""
+    columns: tuple[Expression, ...]
+    """The values of a record that are read [2]; hidden fields are null."""
+    rows: Rows
+    states: tuple[tuple[int, Callable[[], State]], ...]
+    """The column of each state, and how it is made."""
+    slots: tuple[_Slot, ...]
+    results_of: Rows
+    having: Predicate | None
+
+    def group(self) -> Group:
+        """A group without records."""
+        return Group([make() for _, make in self.states], [False] * len(self.names))
+
+    def results(self, key: str, group: Group, meta: Meta) -> dict[str, Scalar] | None:
+        """The results of a group; None: `having` leaves it out. `meta` has the `now` of the request."""
+        known: dict[str, Scalar] = {}
+        texts = keys.split(key) if self.names else ()
+        for name, text, is_text in zip(self.names, texts, group.is_text, strict=True):
+            known[name] = text if is_text else _shown(text)
+        document: dict[str, object] = dict(known)
+        for number, slot in enumerate(self.slots):
+            document[place_of(number)] = slot.value(group.states[slot.state]) if slot.state >= 0 else group.records
+        found: list[tuple[object, ...]] = []
+        self.results_of((document,), (meta,), found.append)
+        for name, value in zip(self.items, found[0], strict=True):
+            known[name] = document[name] = _finite(value)
+        if self.having is not None and not self.having.matches(document, meta):
+            return None
+        return known
+
+
+def group_key(values: Iterable[object]) -> str | None:
+    """The key of the group that these values name; None: they name none."""
+    texts: list[str] = []
+    for value in values:
+        text = text_of(value)
+        if text is None:
+            return None
+        texts.append(text)
+    key = keys.join(texts)
+    return key if len(key) <= KEY_BYTES_MAX // 4 or len(key.encode()) <= KEY_BYTES_MAX else None
+
+
+def as_json(results: dict[str, Scalar]) -> bytes:
+    """The payload of a result."""
+    return json.dumps(results, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _shown(text: str) -> Scalar:
+    """The value of a key's part that is no text in any record: a boolean or a number."""
+    if text in ("true", "false"):
+        return text == "true"
+    if text.lstrip("-").isdigit():
+        return int(text)
+    number = float(text)
+    return number if math.isfinite(number) else text
+
+
+def _finite(value: object) -> Scalar:
+    if type(value) is float:
+        return value if math.isfinite(value) else None
+    return value if value is None or type(value) in (bool, int, str) else None  # type: ignore[return-value]
+
+
+# --- from texts ------------------------------------------------------------------------------------------------------
+
+
+def aggregation(
+    groups: Sequence[Named],
+    items: Sequence[Named],
+    having: str = "",
+    *,
+    key_paths: Sequence[Sequence[str]] = (),
+    hidden: tuple[tuple[str, ...], ...] = (),
+    numeric: bool = False,
+) -> Aggregation:
+    """The aggregation of a request. Fields that are `hidden` are null. `numeric`: numeric texts are in the order of
+    numbers, as in fix and nvfix. Raises ExpressionError."""
+    _check_counts(groups, items, having)
+    parsed = [_parsed(f"group_by[{at}]", text) for at, (_, text) in enumerate(groups)]
+    names = [_group_name(f"group_by[{at}]", name, text, parsed[at]) for at, (name, text) in enumerate(groups)]
+    calls = AggregateCalls()
+    trees: list[Expression] = []
+    for at, (name, text) in enumerate(items):
+        where = f"aggregate[{at}]"
+        if not name:
+            raise _refused(where, f"{text:.80} needs a name, as in COUNT(*) AS n")
+        names.append(_checked_name(where, name))
+        trees.append(_outer(where, text, calls, names[: len(groups)]))
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            where = f"group_by[{at}]" if at < len(groups) else f"aggregate[{at - len(groups)}]"
+            raise _refused(where, f"there is another {name!r}; each needs a name of its own")
+    condition = None if not having else _outer("having", having, calls, names, condition=True)
+    columns = [without(tree, hidden) for tree in parsed]
+    made = _States(first=len(columns), numeric=numeric)
+    slots = [made.slot(each, columns, hidden) for each in calls.found]
+    return Aggregation(
+        tuple(names[: len(groups)]),
+        tuple(names[len(groups) :]),
+        tuple(columns),
+        compile_values(columns, key_paths=key_paths),
+        tuple(made.states),
+        tuple(slots),
+        compile_values(trees),
+        None if condition is None else compile_filter(condition),
+    )
+
+
+@dataclass(slots=True)
+class _States:
+    """The states of a group, as the aggregates ask for them."""
+
+    first: int
+    """The first column that is no value of a group's key: those have bounds of their own."""
+    numeric: bool
+    states: list[tuple[int, Callable[[], State]]] = field(default_factory=list)
+    _known: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def slot(self, aggregate: Aggregate, columns: list[Expression], hidden: tuple[tuple[str, ...], ...]) -> _Slot:
+        """The slot of an aggregate. Its argument becomes a column, unless there is an equal one."""
+        if aggregate.argument is None:
+            return _Slot(-1, _nothing)
+        argument = without(aggregate.argument, hidden)
+        if argument not in columns[self.first :]:
+            columns.append(argument)
+        column = columns.index(argument, self.first)
+        make, value = self._kind(aggregate.function)
+        kind = "SUM" if aggregate.function is AggregateFunction.AVG else aggregate.function.value
+        number = self._known.setdefault((column, kind), len(self.states))
+        if number == len(self.states):
+            self.states.append((column, make))
+        return _Slot(number, value)
+
+    def _kind(self, function: AggregateFunction) -> tuple[Callable[[], State], Callable[[State], Scalar]]:
+        numeric = self.numeric
+        match function:
+            case AggregateFunction.COUNT:
+                return Count, _count
+            case AggregateFunction.COUNT_DISTINCT:
+                return Distinct, _count
+            case AggregateFunction.SUM:
+                return Sum, _total
+            case AggregateFunction.AVG:
+                return Sum, _average
+            case AggregateFunction.MIN:
+                return (lambda: Extreme(greatest=False, numeric=numeric)), _extreme
+            case AggregateFunction.MAX:
+                return (lambda: Extreme(greatest=True, numeric=numeric)), _extreme
+
+
+def _nothing(state: State) -> Scalar:
+    raise AssertionError("the count of a group's records needs no state")
+
+
+def _count(state: State) -> Scalar:
+    assert isinstance(state, (Count, Distinct)), "it was made so"
+    return state.count
+
+
+def _total(state: State) -> Scalar:
+    assert isinstance(state, Sum), "it was made so"
+    return state.total
+
+
+def _average(state: State) -> Scalar:
+    assert isinstance(state, Sum), "it was made so"
+    return state.average
+
+
+def _extreme(state: State) -> Scalar:
+    assert isinstance(state, Extreme), "it was made so"
+    return state.value
+
+
+def _check_counts(groups: Sequence[Named], items: Sequence[Named], having: str) -> None:
+    for where, count, most in (
+        ("group_by", len(groups), GROUPS_BY_MAX),
+        ("aggregate", len(items), AGGREGATES_MAX),
+    ):
+        if count > most:
+            raise _refused(where, f"{count} expressions, more than the limit of {most}")
+    length = sum([len(text) for _, text in (*groups, *items)]) + len(having)
+    if length > LENGTH_BYTES_MAX:
+        raise _refused(
+            "aggregate" if items else "group_by",
+            f"expressions of {length} characters together, more than the limit of {LENGTH_BYTES_MAX}",
+        )
+    if having and not (groups or items):
+        raise _refused("having", "needs group_by or aggregate; the records themselves are chosen by filter")
+
+
+def _parsed(where: str, text: str) -> Expression:
+    calls = AggregateCalls()
+    tree = _read(where, text, calls)
+    if calls.found:
+        raise _refused(where, "an aggregate does not group; put it into aggregate", max(0, calls.first), text)
+    return tree
+
+
+def _outer(
+    where: str, text: str, calls: AggregateCalls, names: Sequence[str], *, condition: bool = False
+) -> Expression:
+    """An expression over aggregates and the fields of a group [1]."""
+    tree = _read(where, text, calls, condition=condition)
+    for position, node in calls.take_outside():
+        if isinstance(node, Path) and len(node.steps) == 1 and node.steps[0] in names:
+            continue
+        there = ", ".join([f"/{name}" for name in names[:10]])
+        of_group = f"; of a group there is {there}" if names else ""
+        what = "metadata of a record" if isinstance(node, Metadata) else "a field of a record"
+        raise _refused(where, f"{what} stands outside of an aggregate{of_group}", position, text)
+    return tree
+
+
+def _read(where: str, text: str, calls: AggregateCalls, *, condition: bool = False) -> Expression:
+    try:
+        return parse(text, (), "start" if condition else "value", calls)
+    except FilterError as error:
+        raise ExpressionError(where, error) from None
+
+
+def _group_name(where: str, name: str, text: str, tree: Expression) -> str:
+    """The name of a group's value: that of a field is its last step."""
+    if not name:
+        if isinstance(tree, Path):
+            name = str([step for step in tree.steps if isinstance(step, str)][-1])
+        elif isinstance(tree, Metadata):
+            name = tree.name.value
+        else:
+            raise _refused(where, f"{text:.80} needs a name, as in {text:.80} AS name")
+    return _checked_name(where, name)
+
+
+def _checked_name(where: str, name: str) -> str:
+    if len(name.encode(errors="replace")) > NAME_BYTES_MAX or not name.isprintable():
+        raise _refused(where, f"the name {name!r:.80} has control characters, or more than {NAME_BYTES_MAX} bytes")
+    return name
+
+
+def _refused(where: str, what: str, position: int = -1, text: str = "") -> ExpressionError:
+    return ExpressionError(where, FilterError(what, position, text))
