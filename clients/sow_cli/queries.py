@@ -138,10 +138,7 @@ def query(
             return
         if grouping.given:
             grouped = partial(client.query, *selection, order_by=order, keys=wanted, skip_n=skip, top_n=top)
-            with grouped(min_position=min_position, with_plan=with_plan, **grouping.arguments) as result:
-                show_groups(result, output)
-            if result.plan is not None:
-                note(_way(result.plan))
+            _show_groups(grouped(min_position=min_position, with_plan=with_plan, **grouping.arguments), output)
             return
         if count_only and not (wanted or top or skip):
             _show_count(client, selection, min_position, output)
@@ -166,6 +163,13 @@ def query(
             batches = _Watched(result.batches(), limit)
             written = output.records(batches, form, now_micros=lambda: _as_of(result))
         _remark_on(result, batches, written, form, output)
+
+
+def _show_groups(asked: QueryResult, output: Output) -> None:
+    with asked as result:
+        show_groups(result, output)
+    if result.plan is not None:
+        note(_way(result.plan))
 
 
 def _check_plans(count_only: bool, min_position: str | None, *, explain: bool, no_run: bool, with_plan: bool) -> None:
