@@ -133,6 +133,8 @@ def skip_duplicates(
             part.duplicates += 1
             version, sequence, expire_time = _remembered(runs, position.first_sequence + index)
             known, removal = expire_time != SEVERAL, expire_time == REMOVED
+            if not known and version and request.removals is not None:
+                removal = request.removals[index]  # its run was joined with one of puts
             if version or not removal:
                 part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
             if request.want_results:
