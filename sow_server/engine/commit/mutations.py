@@ -13,9 +13,15 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.column_changes import delete_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.publishers import PublisherCache
-from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN, failed_condition, stage_publish, ttl_ignored
+from sow_server.engine.commit.puts import (
+    PLAIN_RECORDS_MIN,
+    failed_condition,
+    skip_duplicates,
+    stage_publish,
+    ttl_ignored,
+)
 from sow_server.engine.commit.requests import AtomicAborted, Job, Result, Slice, store_keys
-from sow_server.engine.commit.told import UNKNOWN_TOPIC
+from sow_server.engine.commit.told import OUTCOMES_KEPT, UNKNOWN_TOPIC
 from sow_server.engine.commit.work import touches_stored
 from sow_server.engine.formats.payloads import BadRecord
 from sow_server.engine.stored import EXPIRE_TIME, RECORD_KEY, TOUCH, read_header
@@ -88,21 +94,31 @@ def stage_aborted(draft: Draft, job: Job, aborted: AtomicAborted, publishers: Pu
         own.get(index) or Refusal(index, Reason.ATOMIC_ABORTED, "another record of this atomic request was refused")
         for index in range(len(job.keys))
     ]
-    return _stage_refusals(draft, job, refusals, publishers)
+    return _stage_refusals(draft, job, refusals, publishers, Slice(job.left))
 
 
 def stage_refused(draft: Draft, job: Job, error: StoreError, publishers: PublisherCache) -> Slice:
-    """Stages that each record left of a publish is refused, for the same reason: its publisher remembers that. Raises
-    StoreError as `stage_job`."""
+    """Stages that each record left of a publish is refused, for the same reason: its publisher remembers that. Those
+    that were decided before have their answers. Raises StoreError as `stage_job`."""
     assert isinstance(job.request, Publish), "others are refused as a whole"
-    count = len(job.request.payloads)
-    job.keys = [BadRecord(error.reason, error.message)] * count
-    refusals = [Refusal(index, error.reason, error.message) for index in range(job.position, count)]
-    return _stage_refusals(draft, job, refusals, publishers)
+    part, start, stop = Slice(0), job.position, len(job.request.payloads)
+    bad = BadRecord(error.reason, error.message)
+    job.keys = [bad] * stop
+    part.count = job.left
+    if (position := job.request.publisher) is not None:
+        topic_id = UNKNOWN_TOPIC if job.topic is None else job.topic.id
+        publisher = publishers.of_topic(position.publisher_id, topic_id).admit(position, stop, topic_id)
+        # Of a record that was decided too long ago to be known as refused, the fault is found again.
+        decided = max(0, publisher.highest_sequence + 1 - position.first_sequence)
+        for index in range(max(0, decided - OUTCOMES_KEPT), min(stop, decided)):
+            job.keys[index] = b""  # whatever its key was
+        start = skip_duplicates(job, job.request, topic_id, position, publisher, part, start, stop)
+    refusals = [Refusal(index, error.reason, error.message) for index in range(start, stop)]
+    return _stage_refusals(draft, job, refusals, publishers, part)
 
 
-def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers: PublisherCache) -> Slice:
-    """Stages the refusals of all records of a job that are left."""
+def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers: PublisherCache, part: Slice) -> Slice:
+    """Stages the refusals of all records of a job that are left, but for those that are in `part`; returns that."""
     request, topic, stop = job.request, job.topic, len(job.keys)
     if isinstance(request, Publish) and request.publisher is not None:
         name, first = request.publisher.publisher_id, request.publisher.first_sequence
@@ -123,7 +139,9 @@ def _stage_refusals(draft: Draft, job: Job, refusals: list[Refusal], publishers:
                 draft.publishers[name] = advanced._replace(topics=publisher.topics)
             else:
                 draft.note_publisher(request.publisher, topic, new, stop, [one.index for one in kept])
-    return Slice(job.left, refusals=refusals, results=list(refusals))
+    part.refusals += refusals
+    part.results += refusals
+    return part
 
 
 def stage_decided(draft: Draft, job: Job, publishers: PublisherCache) -> Slice | None:

@@ -65,7 +65,7 @@ def stage_publish(
         ends_unit = position.unit_done and position.unit > publisher.unit
         if ends_unit and start == 0:
             publisher.check_finish(position)
-        start = _skip_duplicates(job, request, topic, position, publisher, part, start, stop)
+        start = skip_duplicates(job, request, topic.id, position, publisher, part, start, stop)
         part.first_sequence = position.first_sequence
     stop = _put_all(draft, job, request, topic, start, stop, part)
     part.count = stop - job.position
@@ -98,10 +98,10 @@ def stage_publish(
     return part
 
 
-def _skip_duplicates(
+def skip_duplicates(
     job: Job,
     request: Publish,
-    topic: Topic,
+    topic_id: int,
     position: PublisherPosition,
     publisher: Publisher,
     part: Slice,
@@ -110,7 +110,7 @@ def _skip_duplicates(
 ) -> int:
     """Answers the records that were decided before with their original outcome; returns the position of the first new
     one."""
-    elsewhere = publisher.elsewhere(topic.id) if publisher.told or publisher.passed_on else NOTHING_TOLD
+    elsewhere = publisher.elsewhere(topic_id) if publisher.told or publisher.passed_on else NOTHING_TOLD
     decided = publisher.decided_upto(position.first_sequence + start, elsewhere)
     first_new = min(stop, max(start, decided + 1 - position.first_sequence))
     runs = publisher.known_runs() if start < first_new else []
@@ -133,6 +133,8 @@ def _skip_duplicates(
             part.duplicates += 1
             version, sequence, expire_time = _remembered(runs, position.first_sequence + index)
             known, removal = expire_time != SEVERAL, expire_time == REMOVED
+            if not known and version and request.removals is not None:
+                removal = request.removals[index]  # its run was joined with one of puts
             if version or not removal:
                 part.last_duplicate_version, part.last_duplicate_sequence = version, sequence
             if request.want_results:

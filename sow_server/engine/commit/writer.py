@@ -230,10 +230,10 @@ class Writer:
                 job = queue.next(aside)
                 continue
             if job.refused is not None:
-                if chosen:
-                    aside.append(job)  # its publisher's records before it are among them
-                else:
+                if not chosen:
                     self._refuse_records(job, job.refused)
+                    break
+                aside.append(job)  # its publisher's records before it are among them
                 job = queue.next(aside)
                 continue
             if job.swept_micros and self.sweep.next_due <= job.swept_micros:
@@ -298,7 +298,7 @@ class Writer:
                     draft = self.committer.new_draft()
                     draft.publishers.update(refused.publishers)
                     error = self.committer.write(draft, sync=request.durability is not Durability.BUFFERED)
-                    self.queue.remove(job)
+                    self.queue.taken(job, 1.0)
                     self._answers.give(job, error or refused.outcome)
                     return False
                 created = self._run_step(creation)
@@ -331,7 +331,7 @@ class Writer:
         except StoreError as fenced:
             self._answers.refuse(job, fenced)
             return
-        self.queue.remove(job)
+        self.queue.taken(job, 1.0)
         job.outcome.refused = error
         self._finish_jobs(draft, [(job, part)], time.perf_counter())
 
@@ -346,7 +346,9 @@ class Writer:
         """The rest of each caller's job that was cut short, and the caller's jobs behind it."""
         refused = False
         try:
-            draft.next_due = self.sweep.next_due
+            due = self.sweep.next_due
+            if due > draft.now or not self._clock.paused:
+                draft.next_due = due
             fetch_heads(draft, chosen)
             fetch_values(draft, chosen)
             for job, count in chosen:
@@ -378,7 +380,7 @@ class Writer:
             return
         except SweepFirst as waiting:
             # Nothing has been written. The others go on without it, and it has its turn after the sweep.
-            waiting.job.swept_micros = None if self._clock.paused else draft.now
+            waiting.job.swept_micros = draft.now
             self.queue.put_back([job for job, _ in chosen if not job.answered])
             return
         except Exception as error:  # noqa: BLE001  # damage under one key, or a fault of ours ([5])
@@ -463,8 +465,8 @@ class Writer:
 
     def _sweep_for(self, job: Job) -> None:
         """Sweeps a part of the overdue records that stand in the way of a job, which keeps its place (caps [4])."""
-        if not self.sweep_now(self._options.sweep_entries_max):
-            job.swept_micros = None  # stalled, or there was none: it is decided with the records that are there
+        if self._clock.paused or not self.sweep_now(self._options.sweep_entries_max):
+            job.swept_micros = None  # paused, stalled, or there was none: it is decided with the records that are there
         self.queue.charge(job.caller, 1.0)
 
     def _run_step(self, step: Step[object], *, sync: bool = True) -> object:

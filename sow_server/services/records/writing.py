@@ -37,6 +37,8 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     if call.existing(publish.topic) is None:
         if dynamic and restriction.rows is None and removing.rows is None and call.may_create(publish.topic):
             call.creates("topics", publish.topic)
+            if publish.removals is not None:
+                call.begin_deleting(publish.topic)  # of its own puts; or the topic comes before its turn
             return
         raise no_topic(publish.topic)
     if restriction is not UNRESTRICTED:

@@ -41,6 +41,7 @@ FILE = (
     + grant("desk", "orders", "read publish delete consume", ROWS + "hide = ['/client/iban']")
     + grant("desk", "inbox", "publish load create")
     + grant("desk", "new.*", "publish create load")
+    + grant("desk", "made.*", "publish create delete")
     + grant("desk", "narrow.*", "publish create load", ROWS)
     + grant("desk", "raw", "read publish", ROWS)
     + grant("desk", "raw-by-key", "read publish", "rows = \"@key LIKE '^eu'\"\n")
@@ -221,6 +222,16 @@ def test_a_publish_creates_a_topic_where_both_are_granted(guarded: Guarded) -> N
     permit_load(desk, "new-2", dynamic=True)
     limited = reason(lambda: permit_publish(desk, Publish("new-3", [EU]), dynamic=True))
     assert limited[0] is Reason.LIMIT_EXCEEDED
+
+
+def test_a_publish_that_creates_a_topic_and_removes_is_audited_as_a_delete(guarded: Guarded) -> None:
+    """A8, P11: it may remove its own puts, and the topic may come from another before its turn."""
+    desk = call(guarded, "desk")
+    permit_publish(desk, Publish("made", [EU]), dynamic=True)
+    assert guarded.audit.of("begin") == []
+    permit_publish(desk, Publish("made", [EU, EU], removals=[False, True]), dynamic=True)
+    assert desk.deletes
+    assert [line["method"] for line in guarded.audit.of("begin")] == ["/sow.v1.SowService/Publish"]
 
 
 def test_a_load_needs_the_whole_topic(guarded: Guarded) -> None:

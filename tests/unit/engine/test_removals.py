@@ -156,6 +156,8 @@ def test_a_batch_of_puts_and_removals_is_remembered_as_one_run(rig: Rig) -> None
         rig.run(changes("+z", sequence=101 + later, want_results=False))
     again = rig.run(request)
     assert (again.last_duplicate_version, again.last_duplicate_sequence) == (first.last_version, first.last_sequence)
+    request.want_results = True  # by a single publish, after a stream
+    assert applied(rig.run(request)) == [(number % 2 == 0, True) for number in range(100)], "what each has done"
 
 
 def test_a_record_moves_from_one_key_to_another_or_stays(rig: Rig) -> None:

@@ -260,6 +260,54 @@ def test_a_request_that_is_refused_when_it_is_staged_costs_the_others_no_commit(
     assert commit_sizes(callers.rig) == [1, 4]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_refusal_that_is_remembered_is_a_turn_of_its_caller(
+    tmp_path: Path, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """N7, P4. Story: one commit and sync for each refused request of a stream, and all of them in one turn: the
+    publishes of others waited for 100 syncs."""
+    rig = Rig(tmp_path, options=StoreOptions(writer=OPTIONS, dynamic_topics=dynamic))
+    rig.create_topic("orders")
+    callers, channel, writes = Callers(rig), PublishChannel(), []
+    write = rig.store.writer.committer.write
+
+    def counted(*arguments: Any, **more: Any) -> StoreError | None:
+        writes.append(arguments)
+        return write(*arguments, **more)
+
+    monkeypatch.setattr(rig.store.writer.committer, "write", counted)
+    nowhere = Publish("nowhere", [b"not json"], ["k"], channel=channel)
+    callers.asks("heavy", *[replace(nowhere) for _ in range(100)])
+    for number in range(3):
+        callers.asks("light", put(f"light-{number}"))
+        before = len(writes)
+        callers.commits_until("light", number + 1)
+        assert len(writes) - before <= 2, "one commit of the other, and the own"
+    rig.store.writer.step()
+    assert len(callers.answers["heavy"]) == 100
+    rig.close()
+
+
+def test_publishes_to_a_full_topic_give_up_no_commit_for_a_sweep_that_is_paused(tmp_path: Path) -> None:
+    """N7, T6, L15. Story: each of them gave up the commit that it was in, with what others had in it, although nothing
+    could be swept. So others waited as long as new ones came."""
+    rig = rig_of(tmp_path, commit_records_max=1000)
+    rig.create_topic("full", JSON._replace(key=(), max_records=1))
+    rig.run(Publish("full", [b"{}"], ["k"]))
+    rig.run(Publish("quotes", [b'{"id":"1"}'], lifetime=Lifetime(LifetimeKind.TTL, SECOND)))
+    rig.time.tick(SECOND)
+    rig.time.step_wall(60 * SECOND)
+    callers, more = Callers(rig), Publish("full", [b"{}"], ["more"])
+    callers.asks("heavy", *[replace(more) for _ in range(30)])
+    callers.asks("light", put("a"))
+    assert callers.commits_until("light") == 1
+    assert callers.commits_until("heavy", 30) <= 1
+    assert all(
+        isinstance(one, Outcome) and one.refusals[0].reason is Reason.TOPIC_FULL for one in callers.answers["heavy"]
+    )
+    rig.close()
+
+
 def test_what_the_server_does_for_several_is_nobodys_turn(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """queue [3]: changes of durables keep one order, whoever asks for them; a change in rounds stays its caller's."""
     queued: list[str] = []

@@ -96,6 +96,28 @@ def test_a_refused_record_stays_refused_when_its_topic_comes(rig: Rig) -> None:
     assert rig.store.cuts.publisher_position("desk/p") == (1, 3)
 
 
+def test_a_retry_has_its_answer_although_the_topic_is_gone_or_takes_other_keys(rig: Rig) -> None:
+    """P6. Story: records that had been applied were told to be refused, and a remembered reason was replaced."""
+    rig.create_topic("keyless", TopicSettings(message_type=MessageType.BINARY))
+    rig.create_topic("passing", TopicSettings())
+    first = batch("passing", "a", "b", "c", payload=[b"{}", b"{", b"{}"], sequence=1)
+    second, new = batch("keyless", "d", sequence=4), batch("passing", "d", "e", payload=[b"{}"] * 2, sequence=4)
+    outcome = (2, [(1, "PAYLOAD_MALFORMED")])
+    with parts_of(rig) as parts:
+        assert outcomes(parts.ask_all("desk", "PublishStream", [first, second])) == [outcome, (1, [])]
+        for topic in ("passing", "keyless"):
+            rig.store.administration.delete_topic(topic, force=True)
+        rig.create_topic("keyless", TopicSettings(key=("/id",)))
+        far = batch("passing", "f", "g", sequence=90)
+        answers = parts.ask_all("desk", "PublishStream", [first, second, new, far, far])
+    gone = (0, [(0, "TOPIC_NOT_FOUND"), (1, "TOPIC_NOT_FOUND")])
+    new_one = (0, [(1, "TOPIC_NOT_FOUND")])
+    no_refusals: list[tuple[int, str]] = []
+    assert outcomes(answers) == [(0, [(1, "PAYLOAD_MALFORMED")]), (0, no_refusals), new_one, gone, gone]
+    assert [answer.duplicates for answer in answers] == [2, 1, 1, 0, 0]  # type: ignore[attr-defined]  # no status
+    assert answers[0].last_duplicate_version > 0  # type: ignore[attr-defined]  # as above
+
+
 def test_a_unit_is_not_finished_by_a_request_that_is_refused(rig: Rig) -> None:
     """P6"""
     ends = types_pb2.PublisherPosition(publisher_id="p", publisher_epoch=1, first_sequence=1, unit=7, unit_done=True)
