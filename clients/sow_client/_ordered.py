@@ -51,8 +51,8 @@ class OrderedSnapshot:
         """The next call to make, in the place of the one before; None: go on with that one."""
 
     def _first(self) -> sow_pb2.SubscribeRequest:
-        """A snapshot of the same view, of which only the beginning is read. With all options: what the server refuses of
-        them is told before the first record."""
+        """A snapshot of the same view, of which only the beginning is read. With all options: those that the server
+        refuses are told before the first record."""
         request = sow_pb2.SubscribeRequest()
         request.CopyFrom(self._request)
         request.snapshot_max = request.batch_size = 1

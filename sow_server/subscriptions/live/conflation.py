@@ -241,7 +241,7 @@ class Conflation:
                 self._left_out((topic, row.key))
 
     def _left_out(self, key: Key) -> None:
-        """A record that enters was not sent after all. Its next row waits in the first of the intervals that has one."""
+        """A record that enters was not sent after all. What follows is in the first interval that has a row of it."""
         for interval in (self._ended, self._open):
             waiting = None if interval is None else interval.rows.get(key)
             if interval is None or waiting is None:
