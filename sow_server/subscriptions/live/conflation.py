@@ -94,7 +94,7 @@ class Emission:
         told = row.told
         if told is None:
             return row
-        payload, unset_paths, changed = told.topic.format.difference(told.payload, row.payload, told.topic.key_paths)
+        payload, unset_paths, changed = told.format.difference(told.payload, row.payload, told.key_paths)
         if not changed and not self._form.empty_deltas:
             return None
         return row._replace(payload=payload, is_delta=True, unset_paths=tuple(unset_paths), told=None)
