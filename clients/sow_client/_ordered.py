@@ -51,10 +51,12 @@ class OrderedSnapshot:
         """The next call to make, in the place of the one before; None: go on with that one."""
 
     def _first(self) -> sow_pb2.SubscribeRequest:
-        """A snapshot of the same view, of which only the beginning is read."""
-        return sow_pb2.SubscribeRequest(
-            topic=self._request.topic, select=self._request.select, sow=True, snapshot_max=1, batch_size=1
-        )
+        """A snapshot of the same view, of which only the beginning is read. With all options: those that the server
+        refuses are told before the first record."""
+        request = sow_pb2.SubscribeRequest()
+        request.CopyFrom(self._request)
+        request.snapshot_max = request.batch_size = 1
+        return request
 
     def take(self, response: object) -> object | None:
         """The frame that a response makes; None: read on."""

@@ -16,8 +16,8 @@ from itertools import accumulate, compress
 from operator import add
 from typing import Final, NamedTuple, overload
 
-from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.durables import GapReason
+from sow_server.engine.formats.payloads import Format
 from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.model import NEVER
 
@@ -51,7 +51,9 @@ class ChangeReason(enum.IntEnum):
 class Told(NamedTuple):
     """A version of a record that a subscriber has, unless it was left out because it was due (rules S15, J12)."""
 
-    topic: Topic
+    format: Format
+    """Of both versions. That of the topic may be another one when they are compared."""
+    key_paths: tuple[tuple[str, ...], ...]
     payload: bytes
     """The part that the subscriber may see."""
     skip_from: int

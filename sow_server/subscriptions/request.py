@@ -222,7 +222,7 @@ def check_topic(request: Request, topic: Topic) -> None:
     if request.start.kind is not StartKind.NOW and not topic.settings.journal:
         raise StoreError(
             Reason.NO_JOURNAL,
-            f"topic: {topic.name} has no journal, so there is nothing to start from; subscribe with sow",
+            f"topic: {topic.name} has no journal, so there is nothing to start from; take a snapshot by key (sow)",
             field="topic",
         )
 

@@ -296,7 +296,7 @@ class Subscription:
                 return self._progress() if due else _judging(judge)
             if self._error is not None:
                 raise self._error
-            caught_up = self._reports.told_behind and not self._behind
+            caught_up = self._reports.told_behind and not self._owes
             if not self._together and (caught_up or self._reports.is_due(self._position)):
                 return self._progress()  # also while it reads on and nothing matches (rule S5)
             if self._views.elsewhere and not self._reports.elsewhere:
@@ -325,8 +325,13 @@ class Subscription:
             case None:
                 pass
 
+    @property
+    def _owes(self) -> bool:
+        """True if changes from before it attached are still to be sent. Conflated ones wait here once they are read."""
+        return self._behind or self._position < self._live_from
+
     def _progress(self) -> Send:
-        return Send(self._reports.report(self._position, behind=self._behind))
+        return Send(self._reports.report(self._position, behind=self._owes))
 
     def _rejoin(self) -> None:
         """This instance has everything that the subscriber was told elsewhere: it goes on like any other, from the

@@ -1,4 +1,4 @@
-"""S15: at each bookmark, a client that applies conflated deltas has the documents of a reader of every change.
+"""S6, S15: at each bookmark, a client of conflated records, or of their deltas, has the documents of a reader of all.
 
 It takes over each message as it comes, as the clients do, also of an emission that breaks off in the middle.
 """
@@ -95,10 +95,10 @@ def documents_of(records: dict[str, Version]) -> dict[str, Document]:
 class Sides:
     """A reader of every change, and a subscriber to conflated deltas."""
 
-    def __init__(self, rig: Rig, *, oof: bool, batch_size: int, queue: int) -> None:
+    def __init__(self, rig: Rig, *, oof: bool, delta: bool, batch_size: int, queue: int) -> None:
         self.rig = rig
         self.subscribers = Subscribers(rig, queue_bytes_max=queue)
-        self.oof, self.batch_size = oof, batch_size
+        self.oof, self.delta, self.batch_size = oof, delta, batch_size
         self.records: dict[str, Version] = {}
         self.at: dict[int, dict[str, Version]] = {}
         self.conflated = Client()
@@ -115,7 +115,7 @@ class Sides:
             sow=sow,
             start=start,
             oof=self.oof,
-            delta=True,
+            delta=self.delta,
             conflation=SECOND,
             batch_size=self.batch_size,
             settled=False,
@@ -166,12 +166,14 @@ class Sides:
         self.conflated_heard = 0
 
 
-def _run(traffic: list[tuple[str, str, Document, int | None]], *, oof: bool, batch_size: int, queue: int) -> None:
+def _run(
+    traffic: list[tuple[str, str, Document, int | None]], *, oof: bool, delta: bool, batch_size: int, queue: int
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         rig = Rig(Path(directory), time=FakeTime())
         try:
             rig.create_topic("orders", JSON)
-            sides = Sides(rig, oof=oof, batch_size=batch_size, queue=queue)
+            sides = Sides(rig, oof=oof, delta=delta, batch_size=batch_size, queue=queue)
             for what, key, document, micros in traffic:
                 match what:
                     case "put":
@@ -192,9 +194,10 @@ def _run(traffic: list[tuple[str, str, Document, int | None]], *, oof: bool, bat
                     case _:
                         sides.look()
                         sides.read(1 if what == "read one" else 10_000)
-            for _ in range(4):
+            for sweeps in (True, True, True, False):  # what the last sweep removes is told an interval later
                 rig.time.tick(SECOND)
-                rig.store.sweep()
+                if sweeps:
+                    rig.store.sweep()
                 sides.look()
                 sides.read(10_000)
             if oof:
@@ -208,12 +211,18 @@ def _run(traffic: list[tuple[str, str, Document, int | None]], *, oof: bool, bat
 @given(
     traffic=st.lists(operations, min_size=5, max_size=40),
     oof=st.booleans(),
+    delta=st.sampled_from([True, True, False]),
     batch_size=st.sampled_from([1, 1000]),
     queue=st.sampled_from([1_500, 10**6]),
     reader=st.booleans(),
 )
 def test_conflated_deltas_make_the_same_documents(
-    traffic: list[tuple[str, str, Document, int | None]], oof: bool, batch_size: int, queue: int, reader: bool
+    traffic: list[tuple[str, str, Document, int | None]],
+    oof: bool,
+    delta: bool,
+    batch_size: int,
+    queue: int,
+    reader: bool,
 ) -> None:
     with mock.patch.object(conflation, "COMPARING_NANOS_MAX", 0 if reader else 10**9):
-        _run(traffic, oof=oof, batch_size=batch_size, queue=queue)
+        _run(traffic, oof=oof, delta=delta, batch_size=batch_size, queue=queue)

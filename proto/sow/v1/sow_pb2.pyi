@@ -2242,8 +2242,8 @@ class Progress(_message.Message):
     may never have had. From a server older than this field always false.
     """
     behind: _builtins.bool
-    """true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date. Once
-    it is, another Progress says so.
+    """true: changes from before this frame are still to come: the server reads them in the journal, or they wait for the end
+    of the interval of `conflation_micros`. Once all were sent, another Progress says so.
     """
     sources: _builtins.bool
     """true: other instances send to this one, so the publish time of a record may be of a clock that is ahead of this one."""

@@ -94,12 +94,10 @@ class Emission:
         told = row.told
         if told is None:
             return row
-        payload, unset_paths, changed = told.topic.format.difference(told.payload, row.payload, told.topic.key_paths)
+        payload, unset_paths, changed = told.format.difference(told.payload, row.payload, told.key_paths)
         if not changed and not self._form.empty_deltas:
             return None
-        # A touch may have followed an update.
-        reason = ChangeReason.NONE if changed else row.reason
-        return row._replace(reason=reason, payload=payload, is_delta=True, unset_paths=tuple(unset_paths), told=None)
+        return row._replace(payload=payload, is_delta=True, unset_paths=tuple(unset_paths), told=None)
 
     def _frames_of(self, topic: str, rows: list[Row]) -> list[ChangeFrame]:
         # Deltas build on each other, so they are judged when an interval ends, and not again while they wait.
@@ -215,6 +213,8 @@ class Conflation:
             self._forget(old)
             enters = old.enters
             told = None if told is None else old.told
+            if row.reason is ChangeReason.TOUCHED and old.reason is not ChangeReason.TOUCHED:
+                row = row._replace(reason=ChangeReason.NONE)  # the touch followed an update, or the record had left
         else:
             enters = (row.enters and row.sequence > self._resumed_upto) or key in self._unsent
             if told is not None and self._told_bytes + len(told.payload) > self._form.told_bytes_max:
@@ -241,16 +241,18 @@ class Conflation:
                 self._left_out((topic, row.key))
 
     def _left_out(self, key: Key) -> None:
-        """A record that enters was not sent after all."""
-        rows = {} if self._open is None else self._open.rows
-        waiting = rows.get(key)
-        if waiting is None:
-            self._unsent.add(key)
-        elif waiting.op is ChangeOp.OOF:
-            del rows[key]
-            self._forget(waiting)
-        else:
-            rows[key] = waiting._replace(enters=True)
+        """A record that enters was not sent after all. What follows is in the first interval that has a row of it."""
+        for interval in (self._ended, self._open):
+            waiting = None if interval is None else interval.rows.get(key)
+            if interval is None or waiting is None:
+                continue
+            if waiting.op is ChangeOp.OOF:
+                del interval.rows[key]
+                self._forget(waiting)
+            else:
+                interval.rows[key] = waiting._replace(enters=True)
+            return
+        self._unsent.add(key)
 
     # -- emissions --------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from sow_server.engine.formats.payloads import Format
 from sow_server.engine.stored import BURY, TOUCH
+from sow_server.engine.values.model import NEVER
 from sow_server.subscriptions.changes import Change, Version
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row, Told
 from sow_server.subscriptions.live.matching import VersionMatcher
@@ -67,10 +68,10 @@ def _told(change: Change, wants: Wants, matcher: VersionMatcher) -> Told | None:
     before = change.before
     if matcher.elsewhere or not isinstance(before, Version):
         return None
-    payload = before.payload
+    topic, payload = change.topic, before.payload
     if wants.projection is not None:  # of hidden fields alone, as for a delta
-        payload = change.topic.format.project(payload, wants.projection)
-    return Told(change.topic, payload, before.expire_time)
+        payload = topic.format.project(payload, wants.projection)
+    return Told(topic.format, topic.key_paths, payload, before.expire_time if topic.acts else NEVER)
 
 
 def _has(before: Version, matcher: VersionMatcher, now_micros: int) -> bool:

@@ -80,10 +80,14 @@ class Outbox:
         first = self._unjudged[0]
         if isinstance(first, Unjudged):
             return lambda: first.judge(now_micros)
+        together: list[ChangeFrame] = []
         while self._unjudged and isinstance(frame := self._unjudged[0], ChangeFrame):
             self._unjudged.popleft()
             self._size -= frame.size
-            self._add_judged((frame,))
+            together.append(frame)
+            if not frame.more:  # an atomic request is of one interval
+                self._add_judged(together)
+                together = []
         return None
 
     def add_result(self, frames: Sequence[ChangeFrame]) -> None:

@@ -80,6 +80,8 @@ def test_the_records_come_in_order_and_the_changes_after_the_query(server: Serve
     reading = ask(server, 4)
     asked = view_is_asked(server)
     assert (asked.topic, asked.sow, asked.snapshot_max, list(asked.select.include)) == ("orders", True, 1, ["/price"])
+    # The server may refuse any of its options: before the first record.
+    assert (asked.filter, asked.oof, asked.conflation_micros) == ("/price > 9", True, 1_000_000)
     query = server.stream("Query", header(8), records("b"), records("a"), more_match(3, 2))
     assert (query.order_by, query.top_n, query.filter) == ("/price DESC", 2, "/price > 9")
     assert query.select.include == ["/price"]

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from sow_server.engine.values.errors import Reason
+from sow_server.engine.values.model import Expiration, MessageType
 from sow_server.filters.restriction import Restriction
 from sow_server.services.wire import subscribe_convert
 from sow_server.subscriptions.frames import ChangeFrame, Row
@@ -209,6 +211,32 @@ def test_a_hidden_field_makes_no_delta(rig: Rig, subscribers: Subscribers) -> No
     rig.put("orders", "a", doc(px=1, iban="B"))
     assert ended(subscribers, follower) == []
     rig.put("orders", "a", doc(px=2, iban="C"))
+    assert ended(subscribers, follower) == [("put delta", "a", {"px": 2}, ())]
+
+
+def test_a_topic_that_is_of_another_type_meanwhile(rig: Rig, subscribers: Subscribers) -> None:
+    """The versions that wait are compared as what they are."""
+    rig.put("orders", "a", doc(px=1, qty=1))
+    follower = subscribers.subscribe("orders", sow=True, delta=True, conflation=SECOND)
+    rig.put("orders", "a", doc(px=2, qty=1))
+    rig.delete("orders", "a")
+    subscribers.settle()
+    rig.alter_topic("orders", message_type=MessageType.MSGPACK)
+    rig.put("orders", "a", b"\x81\xa2px\x03")
+    assert ended(subscribers, follower) == [("put delta", "a", {"px": 2}, ())]
+    assert follower.subscription.error is not None
+    assert follower.subscription.error.reason is Reason.RESYNC_REQUIRED
+
+
+def test_a_version_of_a_topic_without_expiry_is_a_base(rig: Rig, subscribers: Subscribers) -> None:
+    """S15: it is never left out, whatever its time."""
+    rig.put("orders", "a", doc(px=1, qty=1), ttl=SECOND)
+    rig.alter_topic("orders", expiration=Expiration.DISABLED)
+    rig.time.tick(SECOND)
+    follower = subscribers.subscribe("orders", sow=True, delta=True, conflation=SECOND)
+    rig.put("orders", "b", doc(px=1))
+    assert ended(subscribers, follower) == [("put", "b", {"px": 1}, ())]
+    rig.put("orders", "a", doc(px=2, qty=1))
     assert ended(subscribers, follower) == [("put delta", "a", {"px": 2}, ())]
 
 

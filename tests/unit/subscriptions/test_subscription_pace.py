@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pytest
 
 from sow_server.engine.values.errors import Reason
-from sow_server.engine.values.model import Durability, Publish
-from sow_server.subscriptions.frames import ChangeFrame, Progress
+from sow_server.engine.values.model import NEVER, Durability, Publish
+from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, ChangeReason, Progress, Row, frames_of
 from sow_server.subscriptions.journal.replay import JournalGap, Replay, Replayed
+from sow_server.subscriptions.live.conflation import Conflation, Form
+from sow_server.subscriptions.live.outbox import Outbox
 from tests.support.stores.stores import MINUTE, SECOND, Rig
 from tests.support.stores.subscribers import EARLIEST, JSON, Subscribers, behind, px, rig, subscribers
 
@@ -166,6 +169,90 @@ def test_a_conflated_record_that_fell_due_unsent_is_not_reported_out_of_focus(
         assert follower.news() == []
     assert follower.subscription._conflation is not None
     assert not follower.subscription._conflation._unsent
+
+
+@pytest.mark.parametrize("then", ["put", "deleted", "both"])
+def test_a_slow_reader_is_told_what_follows_a_record_that_fell_due_unsent(
+    rig: Rig, subscribers: Subscribers, then: str
+) -> None:
+    """S6: a record is left out of the frames that wait for it. What came then waits in two intervals."""
+    follower = subscribers.subscribe("orders", oof=True, conflation=SECOND, batch_size=1)
+    rig.put("orders", "first", px(1))
+    rig.put("orders", "a", px(1), ttl=3 * SECOND)
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    follower.pump(frames_max=1)
+    if then != "deleted":
+        rig.put("orders", "a", px(2))
+        subscribers.settle()
+        rig.time.tick(SECOND)
+    if then != "put":
+        rig.delete("orders", "a")
+        subscribers.settle()
+        rig.time.tick(SECOND)
+    if then != "both":
+        rig.put("orders", "last", px(1))
+        subscribers.settle()
+    rig.time.tick(2 * SECOND)
+    told = []
+    for _ in range(3):
+        told += follower.news()
+        rig.time.tick(SECOND)
+    mine = [(what, key) for what, key, _ in told if key == "a"]
+    assert mine == {"put": [("put", "a")], "deleted": [], "both": [("put", "a"), ("oof deleted", "a")]}[then]
+    assert not follower.subscription._conflation._unsent  # type: ignore[union-attr]  # it conflates
+
+
+@pytest.mark.parametrize("oof", [False, True])
+def test_a_touch_behind_an_update_is_told_as_an_update(rig: Rig, subscribers: Subscribers, oof: bool) -> None:
+    """S2: `touched` says that only the lifetime has changed."""
+    rig.put("orders", "a", px(1), ttl=MINUTE)
+    follower = subscribers.subscribe("orders", oof=oof, conflation=SECOND)
+    rig.put("orders", "a", px(2), ttl=MINUTE)
+    rig.touch("orders", "a", ttl=2 * MINUTE)
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    assert follower.news() == [("put", "a", px(2))]
+    rig.touch("orders", "a", ttl=MINUTE)
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    assert follower.news() == [("touched", "a", px(2))]
+
+
+def test_an_atomic_request_that_waited_for_a_reader_is_of_one_interval() -> None:
+    """S5: its changes come together, though its interval may end while its frames are taken over."""
+    clock = itertools.count(0, SECOND)
+    conflation = Conflation(SECOND, Form(), clock.__next__)
+    outbox = Outbox(conflation)
+    row = Row(ChangeOp.PUT, ChangeReason.NONE, b"a", b"{}", 1, 0, NEVER, 0, 2)
+    rows = [row, row._replace(key=b"b", sequence=3), row._replace(key=b"c", sequence=4)]
+    frames = [
+        *frames_of("orders", rows[:2], batch_size=1, after=1, bookmark=3, together=True, atomic=True),
+        *frames_of("orders", rows[2:], batch_size=1, after=3, bookmark=4),
+    ]
+    outbox._unjudged += frames  # as behind a change that a reader judges
+    assert outbox.judging(0) is None
+    emissions = [conflation.take(position=1, now_micros=0) for _ in range(2)]
+    assert [[key for (_, key), _ in emission.rows] for emission in emissions] == [[b"a", b"b"], [b"c"]]
+    assert [emission.bookmark for emission in emissions] == [3, 4]
+
+
+def test_a_conflating_subscriber_has_caught_up_once_it_was_sent_the_older_changes(
+    rig: Rig, subscribers: Subscribers
+) -> None:
+    """S5: those that were read in the journal wait for the end of the interval."""
+    rig.put("orders", "a", px(1))
+    follower = subscribers.subscribe("orders", start=EARLIEST, conflation=10 * SECOND, progress=SECOND)
+    rig.time.tick(SECOND)
+    follower.pump()
+    rig.time.tick(10 * SECOND)
+    follower.pump()
+    told = [frame.behind if isinstance(frame, Progress) else "a" for frame in follower.frames]
+    assert told == [True, True, "a", False]
+    rig.put("orders", "a", px(2))
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    assert [frame.behind for frame in follower.pump() if isinstance(frame, Progress)] == [False]
 
 
 def test_an_emission_of_conflated_messages_belongs_together(rig: Rig, subscribers: Subscribers) -> None:

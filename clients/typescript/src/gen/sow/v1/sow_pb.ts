@@ -2422,8 +2422,8 @@ export type Progress = Message<"sow.v1.Progress"> & {
   covers: boolean;
 
   /**
-   * true: the server still reads changes from before this frame in the journal, so the subscriber is not up to date. Once
-   * it is, another Progress says so.
+   * true: changes from before this frame are still to come: the server reads them in the journal, or they wait for the end
+   * of the interval of `conflation_micros`. Once all were sent, another Progress says so.
    *
    * @generated from field: bool behind = 4;
    */
