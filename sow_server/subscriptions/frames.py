@@ -52,7 +52,7 @@ class Told(NamedTuple):
     """A version of a record that a subscriber has, unless it was left out because it was due (rules S15, J12)."""
 
     format: Format
-    """Of both versions. That of the topic may be another one when they are compared."""
+    """The format of both versions. The topic may have another one when they are compared."""
     key_paths: tuple[tuple[str, ...], ...]
     payload: bytes
     """The part that the subscriber may see."""
