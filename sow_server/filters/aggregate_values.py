@@ -85,7 +85,7 @@ class State(Protocol):
 class Count:
     """How many values are not null."""
 
-    BYTES = 72
+    BYTES: ClassVar[int] = 72
     __slots__ = ("count",)
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ def _present(values: Sequence[object], types: Types) -> int:
 class Sum:
     """The exact sum of numbers and numeric texts [2]."""
 
-    BYTES = 250
+    BYTES: ClassVar[int] = 250
     __slots__ = ("_floats", "_negative", "_numerator", "_parts", "_positive", "_shift", "count")
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class Extreme:
     """The least or the greatest value, in the order of `order_by`: booleans, numbers, texts. Of equal numbers an
     integer is preferred."""
 
-    BYTES = 150
+    BYTES: ClassVar[int] = 150
     __slots__ = ("_greatest", "_numeric", "_rank", "value")
 
     def __init__(self, *, greatest: bool, numeric: bool) -> None:
@@ -280,7 +280,7 @@ class Extreme:
 class Distinct:
     """The different values, by canonical text: as many as there would be groups."""
 
-    BYTES = 280
+    BYTES: ClassVar[int] = 280
     __slots__ = ("_texts",)
 
     def __init__(self) -> None:

@@ -436,7 +436,8 @@ class _Builder(Transformer[Token, _Part]):
         try:
             function = Function(str(word).upper())
         except ValueError:
-            names = ", ".join(function.value for function in Function)
+            known = AGGREGATES if _GIVEN.get().calls is not None else ()
+            names = ", ".join([*known, *[function.value for function in Function]])
             raise _Fault(f"no function {word}; there are {names}", _position(word)) from None
         least, most = ARGUMENTS[function]
         if len(arguments.parts) < least or (most is not None and len(arguments.parts) > most):

@@ -317,9 +317,17 @@ def test_results_that_are_skipped_are_not_computed(rig: Rig, monkeypatch: pytest
     put(rig, *[{"id": number, "qty": number} for number in range(100)])
     computed: list[str] = []
     results = Aggregation.results
-    monkeypatch.setattr(
-        Aggregation, "results", lambda plan, key, *rest: computed.append(key) or results(plan, key, *rest)
-    )
+
+    def note(plan: Aggregation, key: str, *rest: object) -> object:
+        computed.append(key)
+        return results(plan, key, *rest)  # type: ignore[arg-type]  # those of the call
+
+    monkeypatch.setattr(Aggregation, "results", note)
     query = Query(rig.topic("trades"), aggregating=asked(rig, "COUNT(*) AS n", by="/qty"), skip_n=97, top_n=2)
     assert [each["qty"] for each in run(Scan(rig.store.cuts, query))[0]] == [97, 98]
     assert computed == ["97", "98"]
+
+
+def test_a_function_that_is_not_there_is_told_with_the_aggregates_that_are(rig: Rig) -> None:
+    with pytest.raises(StoreError, match="no function MEDIAN at 0; there are COUNT, SUM, AVG, MIN, MAX, LENGTH"):
+        asked(rig, "MEDIAN(/px) AS m")
