@@ -6,7 +6,8 @@
          once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take`.
     [3]  Values come as clean columns (`clean`): null, booleans, numbers, texts of at most TEXT_BYTES_MAX, and LONG.
 
-`add` and `take` get the types that may be among the values, and return by how many bytes the state has grown.
+`add` and `take` get the types that may be among the values, and return by how many bytes the state has grown. Its
+memory is that, and the BYTES that it has at first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from sow_server.engine.values.fields import INTEGER_LIMIT, Kind, number_of
 from sow_server.filters.aggregate_calls import KEY_BYTES_MAX, LONG, is_long
@@ -29,6 +30,8 @@ _SHORT_CHARACTERS: Final = TEXT_BYTES_MAX // 4
 """So many characters are surely no more bytes than allowed."""
 _ENTRY_BYTES: Final = 60
 """Memory of an entry of a set, besides its text."""
+_PART_BYTES: Final = 40
+"""Memory of a float in a list."""
 
 
 def clean(column: Sequence[object]) -> tuple[Sequence[object], Types]:
@@ -40,7 +43,8 @@ def clean(column: Sequence[object]) -> tuple[Sequence[object], Types]:
     if types == {float} and (total := sum(column)) == total:  # type: ignore[arg-type]  # all of them are floats
         return column, types
     if types <= {int, float, bool, _NULL}:
-        return [None if value != value else value for value in column], types
+        cleaned: list[object] = [None if value != value else value for value in column]
+        return cleaned, set(map(type, cleaned))  # null may be new among them
     if types == {str} and max(map(len, column)) <= _SHORT_CHARACTERS:  # type: ignore[arg-type]  # all of them are texts
         return column, types
     cleaned = list(map(_clean, column))
@@ -73,12 +77,15 @@ def _clean(value: object) -> object:
 class State(Protocol):
     """The part of an aggregate that is kept for a group."""
 
+    BYTES: ClassVar[int]
+
     def add(self, values: Sequence[object], types: Types) -> int: ...
 
 
 class Count:
     """How many values are not null."""
 
+    BYTES: ClassVar[int] = 72
     __slots__ = ("count",)
 
     def __init__(self) -> None:
@@ -100,6 +107,7 @@ def _present(values: Sequence[object], types: Types) -> int:
 class Sum:
     """The exact sum of numbers and numeric texts [2]."""
 
+    BYTES: ClassVar[int] = 250
     __slots__ = ("_floats", "_negative", "_numerator", "_parts", "_positive", "_shift", "count")
 
     def __init__(self) -> None:
@@ -127,19 +135,19 @@ class Sum:
         """The sum, rounded once: an integer if all numbers are, else a float. None: of nothing, or beyond bounds."""
         if not self.count or self._positive or self._negative:
             return None
-        self._join_parts()
+        numerator, shift = self._exact()
         if not self._floats:
-            whole = self._numerator >> self._shift
+            whole = numerator >> shift
             return whole if -INTEGER_LIMIT < whole < INTEGER_LIMIT else None
-        return _quotient(self._numerator, 1 << self._shift)
+        return _quotient(numerator, 1 << shift)
 
     @property
     def average(self) -> float | None:
         """The exact sum divided by the count, rounded once."""
         if not self.count or self._positive or self._negative:
             return None
-        self._join_parts()
-        return _quotient(self._numerator, self.count << self._shift)
+        numerator, shift = self._exact()
+        return _quotient(numerator, self.count << shift)
 
     def _put(self, values: Sequence[object], types: Types, sign: int) -> int:
         ints: Sequence[int]
@@ -152,7 +160,7 @@ class Sum:
             numbers = values if types <= {int, float, _NULL} else list(map(number_of, values))
             ints = [number for number in numbers if type(number) is int]
             floats = [number for number in numbers if type(number) is float]
-        before = self._numerator.bit_length()
+        before = self._growing_bytes()
         self.count += sign * (len(ints) + len(floats))
         if ints:
             self._numerator += sign * sum(ints) << self._shift
@@ -165,27 +173,38 @@ class Sum:
                 self._join_parts()
                 for number in floats:
                     self._put_float(number, sign)
-        return (self._numerator.bit_length() - before) // 8
+        return self._growing_bytes() - before
+
+    def _growing_bytes(self) -> int:
+        return self._numerator.bit_length() // 7 + _PART_BYTES * len(self._parts)
+
+    def _exact(self) -> tuple[int, int]:
+        """The numerator with the parts in it, and its shift. They are not kept: they take ten times the memory."""
+        numerator, shift = self._numerator, self._shift
+        for part in self._parts:
+            numerator, shift = _added(numerator, shift, part)
+        return numerator, shift
 
     def _join_parts(self) -> None:
-        for part in self._parts:
-            self._put_float(part, 1)
+        self._numerator, self._shift = self._exact()
         self._parts = []
 
     def _put_float(self, number: float, sign: int) -> None:
-        try:
-            numerator, denominator = number.as_integer_ratio()
-        except OverflowError:  # it is infinite
-            if number > 0:
-                self._positive += sign
-            else:
-                self._negative += sign
-            return
-        shift = denominator.bit_length() - 1
-        if shift > self._shift:
-            self._numerator <<= shift - self._shift
-            self._shift = shift
-        self._numerator += sign * numerator << (self._shift - shift)
+        if math.isfinite(number):
+            self._numerator, self._shift = _added(self._numerator, self._shift, sign * number)
+        elif number > 0:
+            self._positive += sign
+        else:
+            self._negative += sign
+
+
+def _added(numerator: int, shift: int, number: float) -> tuple[int, int]:
+    """The numerator and the shift of a sum with one more float."""
+    more, denominator = number.as_integer_ratio()
+    wanted = denominator.bit_length() - 1
+    if wanted > shift:
+        numerator, shift = numerator << (wanted - shift), wanted
+    return numerator + (more << (shift - wanted)), shift
 
 
 def _parts(floats: list[float]) -> list[float]:
@@ -215,6 +234,7 @@ class Extreme:
     """The least or the greatest value, in the order of `order_by`: booleans, numbers, texts. Of equal numbers an
     integer is preferred."""
 
+    BYTES: ClassVar[int] = 150
     __slots__ = ("_greatest", "_numeric", "_rank", "value")
 
     def __init__(self, *, greatest: bool, numeric: bool) -> None:
@@ -226,6 +246,7 @@ class Extreme:
 
     def add(self, values: Sequence[Any], types: Types) -> int:
         best = max if self._greatest else min
+        before = sys.getsizeof(self.value)
         if types == {float}:
             self._offer(Kind.NUMBER, best(values) + 0.0)  # -0.0 is 0.0
         elif types == {int}:
@@ -239,7 +260,7 @@ class Extreme:
                 some: list[Any] = [value for value in values if type(value) is type_]
                 if some:
                     self._offer(kind, best(some) + 0.0 if type_ is float else best(some))
-        return 0
+        return sys.getsizeof(self.value) - before
 
     def _offer(self, kind: Kind, value: bool | int | float | str) -> None:
         if self.value is not None:
@@ -259,6 +280,7 @@ class Extreme:
 class Distinct:
     """The different values, by canonical text: as many as there would be groups."""
 
+    BYTES: ClassVar[int] = 280
     __slots__ = ("_texts",)
 
     def __init__(self) -> None:

@@ -24,10 +24,10 @@ from sow_server.filters.aggregate_calls import KEY_BYTES_MAX, Aggregate, Aggrega
 from sow_server.filters.aggregate_values import Count, Distinct, Extreme, State, Sum
 from sow_server.filters.compiler import compile_filter, compile_values
 from sow_server.filters.filter_errors import FilterError
-from sow_server.filters.parser import LENGTH_BYTES_MAX, parse
+from sow_server.filters.parser import FUNCTIONS_MAX, LENGTH_BYTES_MAX, PATTERNS_MAX, TERMS_MAX, parse
 from sow_server.filters.predicate import Meta, Predicate, Rows
 from sow_server.filters.restriction import without
-from sow_server.filters.tree import Expression, Metadata, Path
+from sow_server.filters.tree import LITERALS, Expression, FunctionCall, Like, Metadata, Path, replaces, walk
 from sow_server.filters.values import text_of
 
 GROUPS_BY_MAX: Final = 8
@@ -171,6 +171,8 @@ def aggregation(
             where = f"group_by[{at}]" if at < len(groups) else f"aggregate[{at - len(groups)}]"
             raise _refused(where, f"there is another {name!r}; each needs a name of its own")
     condition = None if not having else _outer("having", having, calls, names, condition=True)
+    arguments = [each.argument for each in calls.found if each.argument is not None]
+    _check_cost([*parsed, *arguments, *trees, *([] if condition is None else [condition])], items)
     columns = [without(tree, hidden) for tree in parsed]
     made = _States(first=len(columns), numeric=numeric)
     slots = [made.slot(each, columns, hidden) for each in calls.found]
@@ -267,6 +269,19 @@ def _check_counts(groups: Sequence[Named], items: Sequence[Named], having: str) 
         )
     if having and not (groups or items):
         raise _refused("having", "needs group_by or aggregate; the records themselves are chosen by filter")
+
+
+def _check_cost(trees: Sequence[Expression], items: Sequence[Named]) -> None:
+    """Refuses expressions that together cost more than one filter may: they are compiled, and evaluated, in one go."""
+    nodes = [node for tree in trees for node in walk(tree) if not isinstance(node, (Path, Metadata, *LITERALS))]
+    for what, count, most in (
+        ("conditions and functions", len(nodes), TERMS_MAX),
+        ("functions", sum([isinstance(node, FunctionCall) for node in nodes]), FUNCTIONS_MAX),
+        ("regular expressions", sum([isinstance(node, Like) or replaces(node) for node in nodes]), PATTERNS_MAX),
+    ):
+        if count > most:
+            where = "aggregate" if items else "group_by"
+            raise _refused(where, f"expressions with {count} {what} together, more than the limit of {most}")
 
 
 def _parsed(where: str, text: str) -> Expression:

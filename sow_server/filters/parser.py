@@ -54,6 +54,7 @@ from sow_server.filters.tree import (
     Text,
     TextTest,
     arguments_text,
+    replaces,
 )
 
 LENGTH_BYTES_MAX: Final = 64 << 10
@@ -208,7 +209,7 @@ def _built(node: Expression, pieces: Sequence[_Child]) -> _Part:
     depth = 1
     terms = 0 if isinstance(node, _LEAVES) else 1
     functions = 1 if isinstance(node, FunctionCall) else 0
-    patterns = 1 if isinstance(node, Like) or _replaces(node) else 0
+    patterns = 1 if isinstance(node, Like) or replaces(node) else 0
     for piece in pieces:
         for part in (piece,) if isinstance(piece, _Part) else piece.parts if isinstance(piece, _List) else ():
             _refuse_list(part)
@@ -231,10 +232,6 @@ def _aggregated(function: AggregateFunction, argument: _Part | None, pieces: Seq
     if isinstance(place, int):
         raise _Fault("an aggregate in an aggregate", place)
     return _built(place, pieces)
-
-
-def _replaces(node: Expression) -> bool:
-    return isinstance(node, FunctionCall) and node.function is Function.REGEXP_REPLACE
 
 
 def _check_counts(part: _Part, position: int) -> None:
@@ -439,7 +436,8 @@ class _Builder(Transformer[Token, _Part]):
         try:
             function = Function(str(word).upper())
         except ValueError:
-            names = ", ".join(function.value for function in Function)
+            known = AGGREGATES if _GIVEN.get().calls is not None else ()
+            names = ", ".join([*known, *[function.value for function in Function]])
             raise _Fault(f"no function {word}; there are {names}", _position(word)) from None
         least, most = ARGUMENTS[function]
         if len(arguments.parts) < least or (most is not None and len(arguments.parts) > most):

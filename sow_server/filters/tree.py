@@ -366,6 +366,11 @@ def children(expression: Expression) -> tuple[Expression, ...]:
             return ()
 
 
+def replaces(node: Expression) -> bool:
+    """True for a function with a regular expression."""
+    return isinstance(node, FunctionCall) and node.function is Function.REGEXP_REPLACE
+
+
 def walk(expression: Expression) -> Iterator[Expression]:
     """The expression and all below it."""
     waiting = [expression]

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -64,7 +64,6 @@ WAITING_BYTES_MAX: Final = 4 * 2**20
 _CELL_BYTES: Final = 40
 _GROUP_BYTES: Final = 500
 """Memory of a group and of its place in the answer, besides its key and its states."""
-_STATE_BYTES: Final = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +372,7 @@ class Aggregator(Gathering):
                     field=self.share.field,
                 )
             group = self._groups[key] = self._plan.group()
-            self._bytes += _GROUP_BYTES + 4 * len(key) + _STATE_BYTES * len(group.states)
+            self._bytes += _GROUP_BYTES + 4 * len(key) + sum([state.BYTES for state in group.states])
         for place, value in enumerate(named):
             if type(value) is str:
                 group.is_text[place] = True
@@ -404,7 +403,7 @@ class Aggregator(Gathering):
             self._run.append(((*sort_keys, key.encode()), group))
             if len(self._run) >= RUN_RECORDS:
                 self._end_run()
-            if at % 64 == 0 and self._clock() >= stops:
+            if (looks or at % 64 == 0) and self._clock() >= stops:
                 return self._held()
         self._end_run()
         room = self._held()
@@ -415,10 +414,13 @@ class Aggregator(Gathering):
         self._runs.append(self._run)
         self._run = []
 
-    def rows(self) -> Iterator[Row]:
-        """The results as stored records, in order."""
+    def rows(self, skip: int = 0, stop: int | None = None) -> Iterator[Row]:
+        """The results as stored records, in order. Only those that are returned are computed, each when it is read."""
         self.share.shrink(self._bytes)
-        for sort_keys, group in heapq.merge(*self._runs, key=_sort_keys_of):
+        return self._results(islice(heapq.merge(*self._runs, key=_sort_keys_of), skip, stop))
+
+    def _results(self, groups: Iterator[_Sorted]) -> Iterator[Row]:
+        for sort_keys, group in groups:
             key = sort_keys[-1]
             assert isinstance(key, bytes), "the last one is the key"
             results = self._plan.results(key.decode(), group, self._meta)

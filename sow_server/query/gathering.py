@@ -55,8 +55,8 @@ class Gathering(ABC):
         return None
 
     @abstractmethod
-    def rows(self) -> Iterator[Row]:
-        """The rows of the answer. Read them once."""
+    def rows(self, skip: int = 0, stop: int | None = None) -> Iterator[Row]:
+        """The rows of the answer from `skip` up to `stop`. Read them once."""
 
     @abstractmethod
     def _add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> SortRoom: ...

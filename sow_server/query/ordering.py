@@ -398,11 +398,11 @@ class Sorter(Gathering):
         self._records = self._bytes = 0
         self._worst = None
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, skip: int = 0, stop: int | None = None) -> Iterator[Row]:
         """The first `limit` records, in order."""
         self._end_run()
         self.share.shrink(self._bytes)
-        return self._let_go(islice(self._merged(), self._limit))
+        return islice(self._let_go(islice(self._merged(), self._limit)), skip, stop)
 
     def _let_go(self, rows: Iterator[Row]) -> Iterator[Row]:
         each = self._bytes / max(1, self._records)

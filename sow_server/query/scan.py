@@ -43,6 +43,8 @@ BATCH_RECORDS_MAX: Final = 10_000
 KEYS_MAX: Final = 10_000
 SCAN_CHUNK_FIRST: Final = 1_000
 """Stored records that the first pieces of work read at most, as the first match may be enough."""
+RESULTS_SECONDS: Final = 0.1
+"""A batch of results of groups ends where computing them takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Scan:
         # A count passes over all records, and then tells how many would have been returned.
         self._limit = None if query.count_only else query.top_n or query.page_size or None
         self._skip = query.skip_n
+        self._clock = clock
         self._memory = sort_memory or SortMemory()
         self._gathering: Gathering | None = _sorter(query, self._memory, after, caller)
         self._room = SortRoom.GRANTED
@@ -360,7 +363,7 @@ class Scan:
         skip, top = min(self.query.skip_n, sys.maxsize), self.query.top_n
         # A sort has no more than `top_n` records behind those that are skipped.
         stop = min(skip + top, sys.maxsize) if top and self.aggregator is not None else None
-        self._sorted = islice(self._gathering.rows(), skip, stop)
+        self._sorted = self._gathering.rows(skip, stop)
         return _NO_RECORDS
 
     def _next_sorted(self, rows: Iterator[Row]) -> RecordBatch | None:
@@ -369,12 +372,13 @@ class Scan:
         keys: list[bytes] = []
         values: list[bytes] = []
         size = 0
+        computed, stops = self.aggregator is not None, self._clock() + RESULTS_SECONDS
         for row in islice(rows, most):
             _, key, value = row
             keys.append(key)
             values.append(value)
             size += len(value)
-            if size >= BATCH_BYTES:
+            if size >= BATCH_BYTES or (computed and self._clock() >= stops):
                 break
         if not keys:
             if query.page_size and next(rows, None) is not None:  # the sort has one record more than the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MessageType, Publish, TopicSettings
 from sow_server.filters import parse
+from sow_server.filters.aggregates import Aggregation
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query import aggregating as module
 from sow_server.query.aggregating import Aggregating, aggregating
@@ -268,3 +270,64 @@ def test_a_binary_topic_has_no_fields_to_group_by(rig: Rig) -> None:
         aggregating(topic, [("", "/a")], [], "", "", UNRESTRICTED)
     assert caught.value.reason is Reason.UNSUPPORTED_FOR_MESSAGE_TYPE
     aggregating(topic, [("", "@origin")], [("n", "COUNT(*)")], "", "", UNRESTRICTED)
+
+
+def test_the_costs_of_all_expressions_are_bounded_together(rig: Rig) -> None:
+    likes = " OR ".join([f"/px LIKE 'a{number}'" for number in range(60)])
+    lows = "LOWER(" * 40 + "/px" + ")" * 40
+    tests = "&&".join(["/a=1"] * 1500)
+    for items, what in (
+        ([f"COUNT({likes}) AS n", f"COUNT(NOT ({likes})) AS m"], "120 regular expressions together, .* of 100"),
+        (
+            [f"COUNT(CONCAT({lows}, '{number}')) AS n{number}" for number in range(7)],
+            "287 functions together, .* of 250",
+        ),
+        ([f"COUNT(/px={number}&&{tests}) AS n{number}" for number in range(5)], "functions together, .* of 6000"),
+    ):
+        with pytest.raises(StoreError, match=what) as refused:
+            asked(rig, *items)
+        assert (refused.value.reason, refused.value.field) == (Reason.EXPRESSION_INVALID, "aggregate")
+
+
+def test_the_work_on_results_is_done_in_pieces_too(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each result may be as costly as the largest filter. Without pieces nobody can cancel a thousand of them."""
+    put(rig, *[{"id": number, "qty": number} for number in range(100)])
+    computed = 0
+    results = Aggregation.results
+
+    def count(*arguments: object) -> object:
+        nonlocal computed
+        computed += 1
+        return results(*arguments)  # type: ignore[arg-type]  # those of the call
+
+    monkeypatch.setattr(Aggregation, "results", count)
+    query = Query(rig.topic("trades"), aggregating=asked(rig, "COUNT(*) AS n", by="/qty", having="/n > 0"), skip_n=90)
+    seconds = itertools.count(step=0.004)
+    scan = Scan(rig.store.cuts, query, clock=lambda: next(seconds))
+    found = 0
+    while (batch := scan.step()) is not None:
+        found += len(batch.keys)
+        assert computed <= 30
+        computed = 0
+    scan.close()
+    assert found == 10
+
+
+def test_results_that_are_skipped_are_not_computed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(rig, *[{"id": number, "qty": number} for number in range(100)])
+    computed: list[str] = []
+    results = Aggregation.results
+
+    def note(plan: Aggregation, key: str, *rest: object) -> object:
+        computed.append(key)
+        return results(plan, key, *rest)  # type: ignore[arg-type]  # those of the call
+
+    monkeypatch.setattr(Aggregation, "results", note)
+    query = Query(rig.topic("trades"), aggregating=asked(rig, "COUNT(*) AS n", by="/qty"), skip_n=97, top_n=2)
+    assert [each["qty"] for each in run(Scan(rig.store.cuts, query))[0]] == [97, 98]
+    assert computed == ["97", "98"]
+
+
+def test_a_function_that_is_not_there_is_told_with_the_aggregates_that_are(rig: Rig) -> None:
+    with pytest.raises(StoreError, match="no function MEDIAN at 0; there are COUNT, SUM, AVG, MIN, MAX, LENGTH"):
+        asked(rig, "MEDIAN(/px) AS m")
