@@ -31,7 +31,7 @@ from sow.version import __version__
 from sow_cli import display
 from sow_cli.completion import Names, Values, before_last_word, completions, split
 from sow_cli.connection import found_settings, given, session_of
-from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated, heeded
+from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated, heeded, through_asyncio
 from sow_cli.session import Connect, Session
 from sow_cli.wide import WideLines
 from sow_client import Client, SowError
@@ -142,7 +142,9 @@ class Shell:
         )
         while True:
             try:
-                line = lines.prompt(self._prompt()).strip()
+                # An exception anywhere in the event loop of the prompt once left the terminal without an echo.
+                with through_asyncio():
+                    line = lines.prompt(self._prompt()).strip()
             except EOFError:
                 return 0
             except KeyboardInterrupt as interrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sow_cli import completion, shell
+from sow_cli import completion, interrupts, shell
 from sow_cli.columns import steps
 from sow_cli.command import _shell, sow
 from sow_cli.completion import FUNCTIONS, KEYWORDS, METADATA, Line, Names, Values, completions, split
@@ -312,3 +313,32 @@ def test_without_a_place_for_a_history_the_shell_still_has_one(tmp_path: Path) -
     history = shell._history({"XDG_STATE_HOME": str(tmp_path)})
     history.append_string("count orders")
     assert history.get_strings() == ["count orders"]
+
+
+# ---- signals ----
+
+
+def test_no_exception_comes_into_the_event_loop_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: one SIGTERM in fifty left the terminal without an echo."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    meanwhile: list[object] = []
+
+    class Prompt:
+        def __init__(self, **_options: object) -> None:
+            pass
+
+        def prompt(self, _text: str) -> str:
+            meanwhile.extend(map(signal.getsignal, numbers))
+            raise EOFError
+
+    monkeypatch.setattr(shell, "PromptSession", Prompt)
+    before = [signal.signal(number, interrupts._raise) for number in numbers]
+    try:
+        with shell.Clients(Connected()) as clients:  # type: ignore[arg-type]  # fakes
+            assert shell.Shell(sow, {}, clients).run() == 0
+        assert list(map(signal.getsignal, numbers)) == [interrupts._raise] * 2
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert interrupts._raise not in meanwhile
+    assert len(meanwhile) == 2
