@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import pytest
@@ -331,10 +332,13 @@ def test_no_exception_comes_into_the_event_loop_of_the_prompt(monkeypatch: pytes
             meanwhile.extend(map(signal.getsignal, numbers))
             raise EOFError
 
+    def unreachable(_session: Session) -> NoReturn:
+        raise Unavailable("gone", reason="UNREACHABLE")
+
     monkeypatch.setattr(shell, "PromptSession", Prompt)
     before = [signal.signal(number, interrupts._raise) for number in numbers]
     try:
-        with shell.Clients(Connected()) as clients:  # type: ignore[arg-type]  # fakes
+        with shell.Clients(unreachable) as clients:
             assert shell.Shell(sow, {}, clients).run() == 0
         assert list(map(signal.getsignal, numbers)) == [interrupts._raise] * 2
     finally:
