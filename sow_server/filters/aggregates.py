@@ -28,7 +28,7 @@ from sow_server.filters.parser import FUNCTIONS_MAX, LENGTH_BYTES_MAX, PATTERNS_
 from sow_server.filters.predicate import Meta, Predicate, Rows
 from sow_server.filters.restriction import without
 from sow_server.filters.tree import LITERALS, Expression, FunctionCall, Like, Metadata, Path, replaces, walk
-from sow_server.filters.values import text_of
+from sow_server.filters.values import texts_of
 
 GROUPS_BY_MAX: Final = 8
 AGGREGATES_MAX: Final = 64
@@ -110,12 +110,9 @@ class Aggregation:
 
 def group_key(values: Iterable[object]) -> str | None:
     """The key of the group that these values name; None: they name none."""
-    texts: list[str] = []
-    for value in values:
-        text = text_of(value)
-        if text is None:
-            return None
-        texts.append(text)
+    texts = texts_of(values)
+    if texts is None:
+        return None
     key = keys.join(texts)
     return key if len(key) <= KEY_BYTES_MAX // 4 or len(key.encode()) <= KEY_BYTES_MAX else None
 
@@ -138,7 +135,7 @@ def _shown(text: str) -> Scalar:
 def _finite(value: object) -> Scalar:
     if type(value) is float:
         return value if math.isfinite(value) else None
-    return value if value is None or type(value) in (bool, int, str) else None  # type: ignore[return-value]
+    return value if value is None or type(value) in (bool, int, str) else None  # type: ignore[return-value]  # narrowed by `type() in`
 
 
 # --- from texts ------------------------------------------------------------------------------------------------------

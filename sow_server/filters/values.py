@@ -440,14 +440,22 @@ def _trim(value: object) -> str | None:
     return None if text is None else text.strip()
 
 
-def _concat(*values: object) -> str | None:
+def texts_of(values: Iterable[object]) -> list[str] | None:
+    """The texts of values; None if one of them has none."""
     texts: list[str] = []
     for value in values:
         text = text_of(value)
         if text is None:
             return None
         texts.append(text)
-    return "".join(texts) if sum([len(text) for text in texts]) <= TEXT_CHARACTERS_MAX else None
+    return texts
+
+
+def _concat(*values: object) -> str | None:
+    texts = texts_of(values)
+    if texts is None or sum([len(text) for text in texts]) > TEXT_CHARACTERS_MAX:
+        return None
+    return "".join(texts)
 
 
 def _integer(value: object) -> int | None:

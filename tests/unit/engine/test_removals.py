@@ -212,7 +212,7 @@ def test_a_removed_record_takes_its_expiry_and_its_index_entries_along(rig: Rig)
 
 def orders(*records: tuple[bytes, str, bool], **more: object) -> Publish:
     payloads, keys, removals = zip(*records, strict=True)
-    return Publish("orders", payloads, keys, removals=removals, want_results=True, **more)  # type: ignore[arg-type]
+    return Publish("orders", payloads, keys, removals=removals, want_results=True, **more)  # type: ignore[arg-type]  # any
 
 
 def test_a_removal_has_a_key_or_a_document_on_a_topic_with_key_fields(rig: Rig) -> None:

@@ -50,7 +50,7 @@ def asked(
 ) -> Aggregating:
     named = [tuple(item.split(" AS ")[::-1]) for item in items]
     groups = [("", path) for path in by.split(", ") if path]
-    return aggregating(rig.topic("trades"), groups, named, having, order, restriction)  # type: ignore[arg-type]
+    return aggregating(rig.topic("trades"), groups, named, having, order, restriction)  # type: ignore[arg-type]  # pairs
 
 
 class Figures(NamedTuple):
@@ -74,7 +74,8 @@ def run(scan: Scan) -> tuple[list[dict[str, object]], Figures]:
 
 
 def ask(rig: Rig, *items: str, **options: object) -> list[dict[str, object]]:
-    return run(Scan(rig.store.cuts, Query(rig.topic("trades"), aggregating=asked(rig, *items, **options))))[0]  # type: ignore[arg-type]
+    query = Query(rig.topic("trades"), aggregating=asked(rig, *items, **options))  # type: ignore[arg-type]  # any option
+    return run(Scan(rig.store.cuts, query))[0]
 
 
 def test_groups_have_exact_sums_and_the_values_that_name_them(rig: Rig) -> None:
@@ -191,7 +192,8 @@ def test_having_and_the_order_know_the_names_of_the_results(rig: Rig) -> None:
 
 @pytest.mark.parametrize("option", ["keys_only", "count_only", "page_size"])
 def test_options_about_records_are_refused(rig: Rig, option: str) -> None:
-    query = Query(rig.topic("trades"), aggregating=asked(rig, "COUNT(*) AS n", by="/a"), **{option: True})  # type: ignore[arg-type]
+    plan = asked(rig, "COUNT(*) AS n", by="/a")
+    query = Query(rig.topic("trades"), aggregating=plan, **{option: True})  # type: ignore[arg-type]  # each is a bool
     with pytest.raises(StoreError, match=f"group_by: cannot be combined with {option}: the answer has groups"):
         Scan(rig.store.cuts, query)
 

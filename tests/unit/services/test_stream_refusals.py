@@ -146,7 +146,7 @@ def test_a_request_that_cannot_be_read_still_ends_the_stream(
 ) -> None:
     """There is nothing to tell of its records."""
     with parts_of(rig) as parts:
-        assert reason in parts.ask("desk", "PublishStream", request_)[-1].message  # type: ignore[attr-defined]
+        assert reason in parts.ask("desk", "PublishStream", request_)[-1].message  # type: ignore[attr-defined]  # no status
 
 
 def test_a_publisher_that_was_fenced_is_told_so_whatever_the_topic(rig: Rig) -> None:
@@ -155,7 +155,7 @@ def test_a_publisher_that_was_fenced_is_told_so_whatever_the_topic(rig: Rig) -> 
         parts.answers("desk", "PublishStream", batch("plain", "a", sequence=1))
         parts.answers("desk", "OpenPublisher", publisher_id="p")
         last = parts.ask("desk", "PublishStream", batch("missing", "a", sequence=2))[-1]
-        assert "is fenced by epoch 2" in last.message  # type: ignore[attr-defined]
+        assert "is fenced by epoch 2" in last.message  # type: ignore[attr-defined]  # no status
 
 
 def test_a_caller_that_may_publish_nowhere_gets_no_refusals_and_no_commits(rig: Rig) -> None:
