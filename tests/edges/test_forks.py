@@ -212,6 +212,7 @@ def test_what_follows_or_writes_for_the_parent_says_so_in_the_child_and_the_pare
     assert said == ["({}, 'LeaseLost')", "None", "FORKED", *PARENTS]
 
 
+@pytest.mark.long  # it hung once in some fifty runs; whether gRPC or we did is not known yet
 def test_with_the_whole_support_of_grpc_a_child_calls_while_the_parent_follows(
     server: ServerProcess, topic: str
 ) -> None:
