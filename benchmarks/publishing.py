@@ -25,7 +25,6 @@ from benchmarks.setting import Setting
 from sow_client import Client
 
 BATCH_RECORDS: Final = 1_000
-C_TARGET: Final = Target(0.25, f"{TIMES} Redis' C client", ambition=1.5)
 SEED: Final = 7
 
 
@@ -37,6 +36,7 @@ class _Level:
     redis: Fsync
     new_keys: Target
     updates: Target
+    c_client: Target
 
     @property
     def name(self) -> str:
@@ -44,9 +44,23 @@ class _Level:
 
 
 _TIMES_REDIS: Final = f"{TIMES} Redis"
+_TIMES_C: Final = f"{TIMES} Redis' C client"
+# What has no ambition is out of reach: "Ambitions that were given up" in benchmarks/README.md says why.
 _LEVELS: Final = (
-    _Level("buffered", "everysec", Target(1.2, _TIMES_REDIS, ambition=2.5), Target(0.75, _TIMES_REDIS, ambition=2.0)),
-    _Level("fsync", "always", Target(1.5, _TIMES_REDIS, ambition=3.0), Target(1.25, _TIMES_REDIS, ambition=2.5)),
+    _Level(
+        "buffered",
+        "everysec",
+        new_keys=Target(1.2, _TIMES_REDIS, ambition=2.5),
+        updates=Target(0.75, _TIMES_REDIS),
+        c_client=Target(0.25, _TIMES_C),
+    ),
+    _Level(
+        "fsync",
+        "always",
+        new_keys=Target(1.5, _TIMES_REDIS, ambition=3.0),
+        updates=Target(1.25, _TIMES_REDIS, ambition=2.5),
+        c_client=Target(0.25, _TIMES_C, ambition=1.5),
+    ),
 )
 
 
@@ -162,7 +176,7 @@ class _Side:
             figure,
             peer=Figure(statistics.median(rates["C client"]), PER_SECOND),
             judged=ratio(rates["sow"], rates["C client"]),
-            target=C_TARGET,
+            target=level.c_client,
             note=f"{ratio_range(rates['sow'], rates['C client'])}; peer: redis-benchmark -P {BATCH_RECORDS}, which"
             " sends the same document under random keys",
         )

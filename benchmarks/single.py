@@ -20,7 +20,7 @@ from benchmarks.setting import Setting
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client
 
-TARGET: Final = Target(3.0, f"{TIMES} etcd", at_least=False, ambition=1.3)
+TARGET: Final = Target(3.0, f"{TIMES} etcd", at_least=False, ambition=1.7)
 CALL_SECONDS: Final = 10
 
 
