@@ -193,6 +193,8 @@ class Committer:
             self.letters_total[fate] += count
         for follow in draft.on_commit:
             follow()
+        # Some of these hold the draft. It would stay, with all its rows, until the garbage collector comes.
+        draft.on_commit.clear()
         if draft.after is not None:
             draft.result = draft.after()
 

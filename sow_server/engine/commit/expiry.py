@@ -109,7 +109,7 @@ class Sweep:
             return 0
         self._window = window
         entries, found = self._take(draft, window, entries_max)
-        draft.on_commit.append(partial(self._swept, draft, len(entries)))
+        draft.on_commit.append(partial(self._swept, len(entries)))
         prefixes = {key[TOPIC] for key in found}
         for prefix in prefixes:
             topic = self._topics.by_id.get(unpack_u32(prefix))
@@ -206,8 +206,8 @@ class Sweep:
                 if now < value[EXPIRE_TIME] < _NEVER_BYTES:
                     draft.arm(unpack_i64(value[EXPIRE_TIME]), key)
 
-    def _swept(self, draft: Draft, popped: int) -> None:
-        """The commit that pops so many entries of the window has been written."""
+    def _swept(self, popped: int) -> None:
+        """The commit that pops so many entries of the window has been written; `committed` has been called for it."""
         window = self._window
         assert window is not None, "a sweep has been staged"
         window.at += popped
@@ -215,7 +215,7 @@ class Sweep:
             self._window = None
             self._left = False
             self.floor = window.came or window.end
-            self.next_due = min(window.next_due, draft.earliest)  # at once: others read it
+            self.next_due = window.next_due  # at once: others read it
 
     def lower(self, draft: Draft) -> None:
         """Before any commit: if the batch puts an entry below the floor, it lowers the floor, too ([1])."""

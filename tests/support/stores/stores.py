@@ -10,6 +10,7 @@ assert rig.get("orders", "1") is None
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 from collections import defaultdict
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.rocks import EXPIRY, JOURNAL, MARK_KEY, RECORDS, Batch
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.stored import BURY, DELETE, EXPIRE, PUT, TOUCH, decode_changes, i64, record, unpack_i64
@@ -506,3 +508,20 @@ class FaultyRocks:
 
         rocks.write = faulty_write  # type: ignore[method-assign]  # the point of this class
         rocks.sync = faulty_sync  # type: ignore[method-assign]  # as above
+
+
+@contextlib.contextmanager
+def no_drafts_left() -> Iterator[None]:
+    """Fails if a draft that is made meanwhile would stay in memory until the garbage collector comes."""
+
+    def drafts() -> int:
+        return sum(type(one) is Draft for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = drafts()
+        yield
+        assert drafts() == before, "a draft holds itself, by what it calls or by one of its parts"
+    finally:
+        gc.enable()

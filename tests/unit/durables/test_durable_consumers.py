@@ -13,7 +13,7 @@ from sow_server.engine.durables import Durable, DurableEditor
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
 from tests.support.stores.durables import JSON, TO_EARLIEST, delete, durable, floor, put, refused, rig
-from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig
+from tests.support.stores.stores import HOUR, MINUTE, SECOND, Rig, no_drafts_left
 from tests.support.stores.subscribers import EARLIEST, Subscribers, at, subscribers
 
 __all__ = ["rig", "subscribers"]  # fixtures
@@ -52,6 +52,17 @@ def test_it_begins_where_it_was_asked_to(rig: Rig, subscribers: Subscribers, sta
     time = Start(StartKind.TIME, time_micros=rig.clock.now_micros())
     starts = {"now": FROM_NOW, "earliest": EARLIEST, "bookmark": at(1, rig), "time": time}
     assert subscribers.attach("orders", "d", start=starts[start]).got() == expected
+
+
+def test_no_commit_about_a_durable_is_left_to_the_garbage_collector(rig: Rig, subscribers: Subscribers) -> None:
+    """See the test of the writer."""
+    with no_drafts_left():
+        follower = subscribers.attach("orders", "d")
+        put(rig, "a", "b")
+        follower.news()
+        follower.acknowledge(1)
+        follower.close()
+        subscribers.settle()
 
 
 def test_positions_survive_a_crash(rig: Rig, subscribers: Subscribers) -> None:
