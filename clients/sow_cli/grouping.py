@@ -177,7 +177,7 @@ def _facts(document: dict[str, object]) -> Facts:
 def _text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: display.NOT_SET, True: "true", False: "false"}[value]
-    return display.safe(value) if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else repr(value)
+    return display.safe(value) if isinstance(value, str) else f"{value:,}"
 
 
 def _is_number(value: object) -> bool:

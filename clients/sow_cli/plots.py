@@ -112,7 +112,7 @@ def _number(value: object) -> Fraction | None:
 
 def _figure(value: object) -> str:
     if isinstance(value, float):
-        return repr(value)
+        return f"{value:,}"
     if isinstance(value, int) and not isinstance(value, bool):
         shown = f"{value:,}"
         return shown if len(shown) <= FIGURE_WIDTH_MAX else f"{Decimal(value):.5e}"
