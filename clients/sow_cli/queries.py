@@ -55,7 +55,7 @@ Examples:
   sow query orders --order-by "/price DESC" --watch 2s
   sow query orders --order-by "/price DESC" --page 20
   sow query orders --group-by /site --aggregate "SUM(/px * /qty) AS value"
-  sow query orders --group-by /site --aggregate "SUM(/qty) AS qty" --order-by "/qty DESC" --top 10 --plot
+  sow query orders --group-by /site --aggregate "SUM(/qty) AS n" --plot
 """
 
 

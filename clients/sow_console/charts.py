@@ -114,7 +114,7 @@ def bars(names: Sequence[Sequence[object]], numbers: Sequence[float | None]) -> 
     scale = (high - low) or Fraction(1)
     return tuple(
         Bar(
-            tuple(map(texts.scalar, of_group)),
+            tuple([texts.scalar(one) if one is None or isinstance(one, bool) else str(one) for one in of_group]),
             texts.scalar(number),
             float((min(one or Fraction(0), Fraction(0)) - low) / scale),
             float(abs(one or Fraction(0)) / scale),

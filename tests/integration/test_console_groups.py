@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from sow_console.pages.groups import SHOWN
-from tests.integration.test_console_browser import CHROMIUM, chromium, faults_of, tab
+from tests.integration.test_console_browser import CHROMIUM, SECONDS, chromium, faults_of, tab
 from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess
@@ -151,7 +151,7 @@ def test_bars_in_a_browser_compare_as_values_do_and_stay_live(
         assert abs(first["width"] - 2 * second["width"]) < 3
         assert abs(first["x"] - second["x"]) < 2
         client.publish(topic, {"id": 3, "site": "b", "qty": -14})
-        expect(rows).to_have_count(3)
+        expect(rows).to_have_count(3, timeout=SECONDS)  # a page rests longer where it took long to make
         assert faults_of(page) == []
         page.get_by_label("Sum of").fill("/qty")
         page.keyboard.press("Enter")

@@ -34,9 +34,9 @@ def test_the_name_of_the_number_is_none_of_the_groups() -> None:
 
 
 def test_bars_have_one_scale_with_zero() -> None:
-    drawn = charts.bars([("a",), ("b", True), (1,), (2.5,)], [30, -10, None, 0])
-    assert [one.names for one in drawn] == [("a",), ("b", "true"), ("1",), ("2.5",)]
-    assert [one.value for one in drawn] == ["30", "-10", "–", "0"]
+    drawn = charts.bars([("a",), ("b", True), (2026,), (2.5,)], [30_000, -10_000, None, 0])
+    assert [one.names for one in drawn] == [("a",), ("b", "true"), ("2026",), ("2.5",)], "a year has no comma"
+    assert [one.value for one in drawn] == ["30,000", "-10,000", "–", "0"]
     assert [(one.begin, one.length, one.negative) for one in drawn] == [
         (0.25, 0.75, False),
         (0.0, 0.25, True),
