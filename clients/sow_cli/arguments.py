@@ -108,6 +108,8 @@ def entries(text: str) -> int | str:
         return text
     if text == "unlimited":
         return UNLIMITED
+    if re.fullmatch(r"-[0-9]+", text) is not None:
+        raise click.BadParameter(f"{text} is negative; it must be 0 or more, unlimited or none")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
         raise click.BadParameter(f"{text!r} is not a whole number, unlimited or none")
     return int(text)

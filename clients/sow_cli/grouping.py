@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from sow_cli import arguments, display
 from sow_cli.ignored import remark_on_fields
 from sow_cli.output import Fact, Facts, Format, Output, note
-from sow_client import QueryResult
+from sow_client import QueryFooter, QueryResult
+from sow_client._grouping import divided
 
 COUNTED: Final = "COUNT(*) AS count"
 
@@ -24,6 +27,8 @@ class Grouping:
     group_by: tuple[str, ...]
     aggregate: tuple[str, ...]
     having: str | None
+    plot: bool
+    """True: the results are drawn as bars."""
 
     @property
     def given(self) -> bool:
@@ -48,13 +53,24 @@ def grouping_options(command: Callable[..., object]) -> Callable[..., object]:
     """The options of a query that groups; the command gets them as `grouping`."""
 
     def grouped(
-        *values: object, group_by: tuple[str, ...], aggregate: tuple[str, ...], having: str | None, **others: object
+        *values: object,
+        group_by: tuple[str, ...],
+        aggregate: tuple[str, ...],
+        having: str | None,
+        plot: bool,
+        explain: bool,
+        output: Output,
+        **others: object,
     ) -> object:
-        return command(*values, grouping=Grouping(group_by, aggregate, having), **others)
+        grouping = Grouping(group_by, aggregate, having, plot)
+        check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
+        arguments.refuse_together(("--plot", plot), ("--explain", explain))
+        return command(*values, grouping=grouping, explain=explain, output=output, **others)
 
     grouped.__name__, grouped.__doc__ = command.__name__, command.__doc__
     grouped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
     for option in (
+        plot_option,
         click.option(
             "--having",
             metavar="CONDITION",
@@ -88,18 +104,65 @@ def show_groups(result: QueryResult, output: Output) -> None:
     elif output.format is Format.JSON:
         output.write(msgspec.json.format(b"[" + b",".join(payloads) + b"]", indent=2) + b"\n")
     else:
-        rows = list(map(_facts, _documents(payloads)))
-        names = [fact.name for fact in rows[0]] if rows else []
-        output.many(rows, names=names, nothing="no groups")
-    footer = result.footer
+        _show_table(list(_documents(payloads)), output)
+    _remark_on(result.footer, is_for_people=output.is_table)
+
+
+def _show_table(documents: Sequence[dict[str, object]], output: Output) -> None:
+    rows = list(map(_facts, documents))
+    output.many(rows, names=[fact.name for fact in rows[0]] if rows else [], nothing="no groups")
+
+
+def plot_groups(result: QueryResult, group_by: Sequence[str], limit: int | None) -> None:
+    """Draws the results of groups as bars, and remarks on them. `limit`: the most groups that are drawn."""
+    from sow_cli import plots, tables  # only here, as they need rich
+
+    output = Output(Format.TABLE)
+    documents = _documents(payload for batch in result.batches() for payload in batch.payloads)
+    drawn = list(islice(documents, limit))
+    more = next(documents, None) is not None
+    for _ in documents:
+        pass  # the footer comes behind them
+    charts = plots.charts(drawn, sum([len(divided(text)) for text in group_by]))
+    shown = {name: bars for name, bars in charts.items() if plots.has_bars(bars)}
+    if not shown:
+        _show_table(drawn, output)
+    for number, (name, bars) in enumerate(shown.items()):
+        lines = plots.lines(display.safe(name), bars, tables.terminal_width())
+        output.write((("\n" if number else "") + "\n".join(lines) + "\n").encode())
+    if drawn and (without := [name for name in charts if name not in shown]):
+        note(f"no bars for {', '.join(without)}: no group has a number there")
+    if more:
+        first = display.counted(len(drawn), "group")
+        note(f"the first {first}, and there are more: --top N shows N, a pipe all of them")
+    _remark_on(result.footer, is_for_people=True)
+
+
+def _remark_on(footer: QueryFooter | None, *, is_for_people: bool) -> None:
     if footer is None:
         return
     remark_on_fields(footer.absent_fields)
     if footer.ungrouped:
         note(f"{display.records(footer.ungrouped)} in no group: a value to group by is null, an array or an object")
-    if output.is_table:
+    if is_for_people:
         shown = f"{footer.returned:,} of " if footer.returned != footer.groups else ""
         note(f"{shown}{display.counted(footer.groups, 'group')} of {display.records(footer.matched)}")
+
+
+def check_plot(output: Output, *, plot: bool, grouped: bool, needs: str) -> None:
+    """Raises a usage error where `--plot` is given without groups, or with a format that was chosen. The format of a
+    pipe, which nobody has chosen, does not matter. `needs`: the options that make groups."""
+    if plot and not grouped:
+        raise click.UsageError(f"--plot needs {needs}")
+    chosen = click.get_current_context().get_parameter_source("output") is ParameterSource.COMMANDLINE
+    arguments.refuse_together(("--plot", plot), (f"--format {output.format.value}", chosen and not output.is_table))
+
+
+plot_option: Final = click.option(
+    "--plot",
+    is_flag=True,
+    help="Draw the numbers of groups as bars, also in a pipe; a chart for each aggregate.",
+)
 
 
 def _documents(payloads: Iterable[bytes]) -> Iterator[dict[str, object]]:
@@ -114,7 +177,7 @@ def _facts(document: dict[str, object]) -> Facts:
 def _text(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: display.NOT_SET, True: "true", False: "false"}[value]
-    return display.safe(value) if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else repr(value)
+    return display.safe(value) if isinstance(value, str) else f"{value:,}"
 
 
 def _is_number(value: object) -> bool:

@@ -14,13 +14,21 @@ import click
 from sow.durations import parse_micros
 from sow_cli import arguments, display
 from sow_cli.filter_parameters import Values, param_option
-from sow_cli.grouping import COUNTED, Grouping, grouping_options, show_groups
+from sow_cli.grouping import (
+    COUNTED,
+    Grouping,
+    check_plot,
+    grouping_options,
+    plot_groups,
+    plot_option,
+    show_groups,
+)
 from sow_cli.ignored import remark, remark_on_fields
 from sow_cli.output import Fact, Output, note, output_option, record_output_option
 from sow_cli.records import min_position_option, projected, projection_options, record_form
 from sow_cli.rows import NEVER_MICROS, Batch, RecordForm
 from sow_cli.session import Session
-from sow_client import Client, Page, QueryPlan, QueryResult, RecordBatch
+from sow_client import Client, InvalidArgument, Page, QueryPlan, QueryResult, RecordBatch
 
 _QUERY_HELP: Final = """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
@@ -47,6 +55,7 @@ Examples:
   sow query orders --order-by "/price DESC" --watch 2s
   sow query orders --order-by "/price DESC" --page 20
   sow query orders --group-by /site --aggregate "SUM(/px * /qty) AS value"
+  sow query orders --group-by /site --aggregate "SUM(/qty) AS n" --plot
 """
 
 
@@ -138,7 +147,7 @@ def query(
             return
         if grouping.given:
             grouped = partial(client.query, *selection, order_by=order, keys=wanted, skip_n=skip, top_n=top)
-            _show_groups(grouped(min_position=min_position, with_plan=with_plan, **grouping.arguments), output)
+            _show_groups(partial(grouped, min_position=min_position, with_plan=with_plan), grouping, output, limit)
             return
         if count_only and not (wanted or top or skip):
             _show_count(client, selection, min_position, output)
@@ -165,9 +174,12 @@ def query(
         _remark_on(result, batches, written, form, output)
 
 
-def _show_groups(asked: QueryResult, output: Output) -> None:
-    with asked as result:
-        show_groups(result, output)
+def _show_groups(ask: Callable[..., QueryResult], grouping: Grouping, output: Output, limit: int | None) -> None:
+    with ask(**grouping.arguments) as result:
+        if grouping.plot:
+            plot_groups(result, grouping.group_by, limit)
+        else:
+            show_groups(result, output)
     if result.plan is not None:
         note(_way(result.plan))
 
@@ -236,6 +248,7 @@ TERMINAL_RECORDS_MAX: Final = 1_000
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @param_option
 @click.option("--by", multiple=True, metavar="PATH,…", help="A count for each group with equal values; most first.")
+@plot_option
 @min_position_option
 @output_option
 @click.pass_obj
@@ -245,6 +258,7 @@ def count(
     filter_text: str | None,
     parameters: Values | None,
     by: tuple[str, ...],
+    plot: bool,
     min_position: str | None,
     output: Output,
 ) -> None:
@@ -255,12 +269,23 @@ def count(
       sow count orders
       sow count orders "/price > 9"
       sow count orders --by /site
+      sow count orders --by /site --plot
     """
+    check_plot(output, plot=plot, grouped=bool(by), needs="--by")
     with session.client() as client:
         if by:
-            groups = partial(client.query, topic, filter_text, parameters, group_by=by, aggregate=COUNTED)
-            with groups(order_by="/count DESC", min_position=min_position) as result:
-                show_groups(result, output)
+            ask = partial(
+                client.query, topic, filter_text, parameters, order_by="/count DESC", min_position=min_position
+            )
+            limit = TERMINAL_RECORDS_MAX if sys.stdout.isatty() else None
+            try:
+                _show_groups(ask, Grouping(by, (COUNTED,), None, plot), output, limit)
+            except InvalidArgument as error:
+                if error.details.get("field") != "aggregate[0]":
+                    raise
+                # Nothing else about COUNT(*) AS count can be wrong.
+                other = "the number of records has the name count; give another one to the field, as in '/count AS n'"
+                raise click.BadParameter(other, param_hint="--by") from error
             return
         _show_count(client, (topic, filter_text, parameters), min_position, output)
 

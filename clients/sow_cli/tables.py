@@ -236,13 +236,13 @@ def _pieces(word: str, width: int) -> list[str]:
     return pieces
 
 
-def styled(text: str, *, bold: bool = False, dim: bool = False) -> str:
+def styled(text: str, *, bold: bool = False, dim: bool = False, colour: str | None = None) -> str:
     """A text for stdout; on a terminal that has styles, with these."""
-    return click.style(text, bold=bold or None, dim=dim or None) if _has_styles() else text
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if _has_styles() else text
 
 
 def _has_styles() -> bool:
-    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 

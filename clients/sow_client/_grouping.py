@@ -22,7 +22,11 @@ _PIECE: Final = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 """A text, a name in brackets, a character that matters here, or what is between them."""
-_NAMED: Final = re.compile(r"(?P<expression>.+?)\s+AS\s+(?P<name>\w[\w.-]*)\s*", re.DOTALL | re.IGNORECASE)
+_NAME: Final = re.compile(r"\w[\w.-]*")
+_AS: Final = re.compile(r"\sAS(?:\s+|$)", re.IGNORECASE)
+_QUOTES: Final = ("'", '"', "[")
+_EXCERPT: Final = 36
+"""Characters that a message shows on each side of a fault."""
 
 
 def expressions(given: Expressions | None, field: str) -> list[sow_pb2.NamedExpression]:
@@ -59,7 +63,30 @@ def divided(text: str) -> list[str]:
 def _named(text: str, field: str) -> sow_pb2.NamedExpression:
     if not text:
         raise invalid(field, "an expression is empty")
-    found = _NAMED.fullmatch(text)
-    if found is None:
+    end = _last_as(text)
+    if end is None:
         return sow_pb2.NamedExpression(expression=text)
-    return sow_pb2.NamedExpression(name=found["name"], expression=found["expression"])
+    begin, place = end
+    name = text[place:]
+    if _NAME.fullmatch(name) is None:
+        first = max(0, place - _EXCERPT)
+        shown = " ".join(text[first : place + _EXCERPT].splitlines()).replace("\t", " ")
+        raise invalid(
+            field,
+            f"expected a name after AS at {place}: letters, digits and _, behind the first one also . and -\n"
+            f"  {shown}\n  {' ' * (place - first)}^",
+        )
+    return sow_pb2.NamedExpression(name=name, expression=text[:begin])
+
+
+def _last_as(text: str) -> tuple[int, int] | None:
+    """Where the expression ends, and where its name begins behind the last AS that stands in no parentheses, texts or
+    names; None: there is no AS."""
+    found, at, depth = None, 0, 0
+    for piece in _PIECE.findall(text):
+        depth += (piece == "(") - (piece == ")")
+        if not depth and piece[0] not in _QUOTES:
+            for match in _AS.finditer(piece):
+                found = len(text[: at + match.start()].rstrip()), at + match.end()
+        at += len(piece)
+    return found

@@ -1,7 +1,8 @@
 """A snapshot in an order: a query, and then a subscription from its bookmark, as the frames of one call (rule S1).
 
-    view ──▶ records ──▶ changes
-    the name of what the caller sees (F4), the answer to the query, and the changes after the position of the query
+    view ──▶ position ──▶ begin ──▶ records ──▶ changes
+    the name of what the caller sees (F4), the header of the answer to the query, the subscription from the position of
+    the query, the records of the answer, and the changes after that position
 
 `OrderedSnapshot` decides, without I/O. The two calls only make the calls that it asks for, and take the place of a
 Subscribe for the machines of subscriptions: a snapshot that breaks off begins anew, with a "resync".
@@ -9,12 +10,15 @@ Subscribe for the machines of subscriptions: a snapshot that breaks off begins a
     [1]  The subscription begins at the position at which the query was cut. So no change is lost, and none comes twice.
     [2]  It has the name of what the caller saw before the query. If that has changed, the server asks for another
          snapshot.
+    [3]  It has begun before the first record is handed out, so a refusal comes before all records. NO_JOURNAL came
+         behind them.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _transport
@@ -39,6 +43,16 @@ class AioReadCall(_Call, Protocol):
     async def read(self) -> object: ...
 
 
+class _Step(enum.Enum):
+    """The response that comes next."""
+
+    VIEW = enum.auto()
+    POSITION = enum.auto()
+    BEGIN = enum.auto()
+    RECORDS = enum.auto()
+    CHANGES = enum.auto()
+
+
 class OrderedSnapshot:
     """Owns where one such call stands."""
 
@@ -46,9 +60,17 @@ class OrderedSnapshot:
         self._request = request
         self._query = query
         self._view = b""
-        self._bookmark = ""
+        self._header = sow_pb2.QueryHeader()
+        self._begun: sow_pb2.SubscribeResponse | None = None
+        """The first frame of the subscription, until the records before it have been handed out."""
+        self._step = _Step.VIEW
         self.asks: Asked | None = self._first()
-        """The next call to make, in the place of the one before; None: go on with that one."""
+        """The next call to make; None: go on with those that there are."""
+
+    @property
+    def reads_answer(self) -> bool:
+        """True if the next response is one of the query, False if it is one of the subscription."""
+        return self._step in (_Step.POSITION, _Step.RECORDS)
 
     def _first(self) -> sow_pb2.SubscribeRequest:
         """A snapshot of the same view, of which only the beginning is read. With all options: those that the server
@@ -58,70 +80,100 @@ class OrderedSnapshot:
         request.snapshot_max = request.batch_size = 1
         return request
 
+    def kept(self) -> sow_pb2.SubscribeResponse | None:
+        """The first frame of the subscription, once the records have been handed out."""
+        if self._step is not _Step.CHANGES:
+            return None
+        frame, self._begun = self._begun, None
+        return frame
+
     def take(self, response: object) -> object | None:
         """The frame that a response makes; None: read on."""
+        expected = sow_pb2.QueryResponse if self.reads_answer else sow_pb2.SubscribeResponse
+        if not isinstance(response, expected):
+            return response  # the end, which the subscription takes for a cut
         if isinstance(response, sow_pb2.QueryResponse):
             return self._take_answer(response)
-        if self._bookmark or not isinstance(response, sow_pb2.SubscribeResponse):
-            return response  # a change; or the end, which the subscription takes for a cut
-        self._view = response.snapshot_begin.view
-        self.asks = self._query
-        return None
+        assert isinstance(response, sow_pb2.SubscribeResponse), "the other kind"
+        if self._step is _Step.VIEW:
+            self._view = response.snapshot_begin.view
+            self._step, self.asks = _Step.POSITION, self._query
+            return None
+        if self._step is _Step.BEGIN:
+            self._step, self._begun = _Step.RECORDS, response
+            frame = sow_pb2.SubscribeResponse()
+            frame.snapshot_begin.bookmark = self._header.bookmark
+            frame.snapshot_begin.as_of_micros = self._header.as_of_micros
+            frame.snapshot_begin.view = self._view
+            return frame
+        return response
 
     def _take_answer(self, response: sow_pb2.QueryResponse) -> sow_pb2.SubscribeResponse | None:
         frame = sow_pb2.SubscribeResponse()
         match response.WhichOneof("response"):
             case "header":
-                header = response.header
-                self._bookmark = header.bookmark
-                frame.snapshot_begin.bookmark = header.bookmark
-                frame.snapshot_begin.as_of_micros = header.as_of_micros
-                frame.snapshot_begin.view = self._view
+                self._header.CopyFrom(response.header)
+                self._step, self.asks = _Step.BEGIN, self._changes()
+                return None
             case "batch":
                 frame.snapshot.topic = self._request.topic
                 frame.snapshot.records.CopyFrom(response.batch)
             case "footer":
                 footer = response.footer
-                frame.snapshot_end.bookmark = self._bookmark
+                frame.snapshot_end.bookmark = self._header.bookmark
                 frame.snapshot_end.truncated = footer.matched > footer.returned
                 frame.snapshot_end.absent_fields.extend(footer.absent_fields)
-                self.asks = self._rest()
+                self._step = _Step.CHANGES
             case _:
                 return None  # of a newer server
         return frame
 
-    def _rest(self) -> sow_pb2.SubscribeRequest:
+    def _changes(self) -> sow_pb2.SubscribeRequest:
         """The changes after the position of the query ([1], [2])."""
         request = sow_pb2.SubscribeRequest()
         request.CopyFrom(self._request)
         request.sow = False
-        request.bookmark = self._bookmark
+        request.bookmark = self._header.bookmark
         request.view = self._view
         return request
 
 
-class OrderedCall:
-    """Takes the place of a Subscribe in the blocking client. One thread reads; any thread cancels."""
+_OneCall = TypeVar("_OneCall", bound=_Call)
 
-    def __init__(self, snapshot: OrderedSnapshot, call_of: Callable[[Asked], ReadCall]) -> None:
+
+class _Calls(Generic[_OneCall]):
+    """Owns the calls of a snapshot: the query, and the subscription."""
+
+    def __init__(self, snapshot: OrderedSnapshot, call_of: Callable[[Asked], _OneCall]) -> None:
         """`call_of`: makes a call."""
         self._snapshot = snapshot
         self._call_of = call_of
-        self._call: ReadCall | None = None
+        self._answer: _OneCall | None = None
+        self._changes: _OneCall | None = None
         self._cancelled = False
 
-    def __next__(self) -> sow_pb2.SubscribeResponse:
-        while True:
-            asked, self._snapshot.asks = self._snapshot.asks, None
-            if asked is not None:
-                self._end()
-                self._call = self._call_of(asked)
-            if self._cancelled:  # looked at after the call is known to `cancel`: one of both sees the other
-                self._end()
-            assert self._call is not None, "the first one was asked for"
-            frame = self._snapshot.take(next(self._call))
-            if isinstance(frame, sow_pb2.SubscribeResponse):
-                return frame
+    def _make(self) -> None:
+        """Makes the call that is asked for. That of the view ends first."""
+        asked, self._snapshot.asks = self._snapshot.asks, None
+        if isinstance(asked, sow_pb2.QueryRequest):
+            self._end()
+            self._answer = self._call_of(asked)
+        elif asked is not None:
+            self._changes = self._call_of(asked)
+        if self._cancelled:  # looked at after the call is known to `cancel`: one of both sees the other
+            self._end()
+
+    def _kept(self) -> sow_pb2.SubscribeResponse | None:
+        frame = self._snapshot.kept()
+        if frame is not None and self._answer is not None:
+            self._answer.cancel()  # all of it has been read
+        return frame
+
+    def _next(self) -> _OneCall:
+        """The call that has the next response."""
+        call = self._answer if self._snapshot.reads_answer else self._changes
+        assert call is not None, "it was asked for"
+        return call
 
     def cancel(self) -> None:
         """Ends it."""
@@ -129,43 +181,51 @@ class OrderedCall:
         self._end()
 
     def _end(self) -> None:
-        call = self._call
-        if call is not None:
-            call.cancel()
+        for call in (self._answer, self._changes):
+            if call is not None:
+                call.cancel()
 
 
-class AioOrderedCall:
+class OrderedCall(_Calls[ReadCall]):
+    """Takes the place of a Subscribe in the blocking client. One thread reads; any thread cancels."""
+
+    def __next__(self) -> sow_pb2.SubscribeResponse:
+        while True:
+            if (kept := self._kept()) is not None:
+                return kept
+            self._make()
+            try:
+                response = next(self._next())
+            except Exception:
+                self._end()  # where one of both breaks off, the other one is of no use
+                raise
+            frame = self._snapshot.take(response)
+            if isinstance(frame, sow_pb2.SubscribeResponse):
+                return frame
+
+
+class AioOrderedCall(_Calls[AioReadCall]):
     """`OrderedCall` for tasks."""
-
-    def __init__(self, snapshot: OrderedSnapshot, call_of: Callable[[Asked], AioReadCall]) -> None:
-        self._snapshot = snapshot
-        self._call_of = call_of
-        self._call: AioReadCall | None = None
-        self._cancelled = False
 
     async def read(self) -> object:
         """The next frame; anything else is the end."""
         while not self._cancelled:
-            asked, self._snapshot.asks = self._snapshot.asks, None
-            if asked is not None:
+            if (kept := self._kept()) is not None:
+                return kept
+            with _transport.unless_closed():
+                self._make()
+            try:
+                response = await self._next().read()
+            except Exception:
                 self._end()
-                with _transport.unless_closed():
-                    self._call = self._call_of(asked)
-            assert self._call is not None, "the first one was asked for"
-            response = await self._call.read()
+                raise
             frame = self._snapshot.take(response)
-            if frame is not None:
-                return frame
+            if frame is None:
+                continue
+            if not isinstance(frame, sow_pb2.SubscribeResponse):
+                self._end()
+            return frame
         return None
-
-    def cancel(self) -> None:
-        """Ends it."""
-        self._cancelled = True
-        self._end()
-
-    def _end(self) -> None:
-        if self._call is not None:
-            self._call.cancel()
 
 
 def snapshot_query(

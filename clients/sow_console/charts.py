@@ -1,13 +1,15 @@
-"""Figures of a server as series to draw. Pure."""
+"""Figures of a server as series to draw, and groups as bars. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from fractions import Fraction
 from typing import Final, Literal, TypeAlias
 
 from sow_client import Figures
+from sow_console import texts
 
 Unit: TypeAlias = Literal["rate", "count", "size", "time"]
 Values: TypeAlias = tuple[float | None, ...]
@@ -88,3 +90,35 @@ def charts(figures: Sequence[Figures]) -> tuple[Chart, ...]:
 
 def _millis(length: timedelta) -> float:
     return length / timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A group, and its number as a bar."""
+
+    names: tuple[str, ...]
+    value: str
+    begin: float
+    """From 0 to 1, likewise the length: 0 where there is no number."""
+    length: float
+    negative: bool
+
+
+def bars(names: Sequence[Sequence[object]], numbers: Sequence[float | None]) -> tuple[Bar, ...]:
+    """The bars of groups, on one scale that has the zero. `numbers`: integers of any size, doubles, or None."""
+    # Fractions: a sum may have more digits than a double.
+    known = [None if number is None else Fraction(number) for number in numbers]
+    low = min((one for one in known if one is not None), default=Fraction(0))
+    high = max((one for one in known if one is not None), default=Fraction(0))
+    low, high = min(low, Fraction(0)), max(high, Fraction(0))
+    scale = (high - low) or Fraction(1)
+    return tuple(
+        Bar(
+            tuple([texts.scalar(one) if one is None or isinstance(one, bool) else str(one) for one in of_group]),
+            texts.scalar(number),
+            float((min(one or Fraction(0), Fraction(0)) - low) / scale),
+            float(abs(one or Fraction(0)) / scale),
+            one is not None and one < 0,
+        )
+        for of_group, number, one in zip(names, numbers, known, strict=True)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Final
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,3 +90,13 @@ def relative(moment: datetime, now: datetime) -> str:
     if abs(left) < timedelta(milliseconds=1):
         return "now"
     return f"in {duration(left)}" if left > timedelta(0) else f"{duration(-left)} ago"
+
+
+def scalar(value: object) -> str:
+    """A value of a result: a number exactly, unless it has more than 24 characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "–", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        shown = f"{value:,}"
+        return shown if len(shown) <= 24 else f"{Decimal(value):.5e}"
+    return f"{value:,}" if isinstance(value, float) else str(value)

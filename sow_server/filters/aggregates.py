@@ -163,10 +163,11 @@ def aggregation(
             raise _refused(where, f"{text:.80} needs a name, as in COUNT(*) AS n")
         names.append(_checked_name(where, name))
         trees.append(_outer(where, text, calls, names[: len(groups)]))
-    for at, name in enumerate(names):
+    for at, (name, (_, text)) in enumerate(zip(names, (*groups, *items), strict=True)):
         if name in names[:at]:
             where = f"group_by[{at}]" if at < len(groups) else f"aggregate[{at - len(groups)}]"
-            raise _refused(where, f"there is another {name!r}; each needs a name of its own")
+            other = f"{text:.80} AS {name:.80}_2"
+            raise _refused(where, f"there is another {name!r}; each needs a name of its own, as in {other}")
     condition = None if not having else _outer("having", having, calls, names, condition=True)
     arguments = [each.argument for each in calls.found if each.argument is not None]
     _check_cost([*parsed, *arguments, *trees, *([] if condition is None else [condition])], items)

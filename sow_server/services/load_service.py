@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -18,6 +18,7 @@ from sow_server.engine.loads import (
     LEASE_MICROS_MAX,
     PARTS_MAX,
     Load,
+    LoadContent,
     LoadPart,
     LoadPhase,
     RowsToStage,
@@ -195,6 +196,21 @@ class LoadService:
                     raise
                 await asyncio.sleep(0.005)
 
+    async def _commit(self, load_id: str, parts: Sequence[LoadPart]) -> Load:
+        """Commits a load. Its records are counted only where the topic may not have as many as it has rows (rule T7);
+        rows that come meanwhile are LOAD_INCOMPLETE."""
+        content: LoadContent | None = None
+        while True:
+            committed = self._loads.commit(load_id, parts, content)
+            committed.then(lambda _: self._jobs.wake())  # also if the caller has gone meanwhile
+            try:
+                return await committed
+            except StoreError as error:
+                if error.reason is not Reason.TOPIC_FULL or content is not None:
+                    raise
+            run = asyncio.get_running_loop().run_in_executor
+            content = await run(self._readers, self._loads.content, load_id, parts)
+
     async def CommitLoad(
         self, request: load_pb2.CommitLoadRequest, call: Call
     ) -> AsyncGenerator[load_pb2.CommitLoadResponse, None]:
@@ -206,13 +222,7 @@ class LoadService:
             )
         self._owned(call, request.load_id)
         parts = [LoadPart(part.part, part.attempt, part.rows) for part in request.parts]
-        content = None
-        if self._loads.may_be_too_large(request.load_id, parts):
-            run = asyncio.get_running_loop().run_in_executor
-            content = await run(self._readers, self._loads.content, request.load_id, parts)
-        committed = self._loads.commit(request.load_id, parts, content)
-        committed.then(lambda _: self._jobs.wake())  # also if the caller has gone meanwhile
-        load = await committed
+        load = await self._commit(request.load_id, parts)
         while True:
             row = load.row
             if row.phase is LoadPhase.FAILED:

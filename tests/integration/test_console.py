@@ -32,6 +32,7 @@ BIG: Final = 2**60 + 1
 ABOUT: Final = {
     "overview": "",
     "records": "topic=orders&filter=/price+>+1",
+    "groups": "topic=orders&by=/desk&total=/price",
     "key": "topic=orders&key=1",
     "due": "topic=orders&within=10m",
     "durables": "topic=orders",

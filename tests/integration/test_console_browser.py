@@ -632,6 +632,7 @@ SHOWN: Final = {
     ),
     "console-key": ("light", "key", "topic=orders&key=1007"),
     "console-due": ("light", "due", "within=10m"),
+    "console-groups": ("light", "groups", "topic=orders&by=/symbol,+/side&total=/price+*+/quantity"),
 }
 """The pictures in docs/console.md: colours, page, arguments."""
 PICTURE_BYTES_MAX: Final = 100_000

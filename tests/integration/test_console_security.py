@@ -66,6 +66,10 @@ QUERIES: Final = (
     "topic=orders&key=77",
     "topic=orders&key=77&upto=x",
     "topic=orders&rows=2000&count=1&within=10m",
+    "topic=orders&by=/secret",
+    "topic=orders&by=/desk&total=/secret",
+    "topic=orders&by=@key&filter=/price+>+0",
+    "topic=hidden&by=/n",
 )
 """Each names hidden topics, rows or fields, or is wrong."""
 
@@ -268,6 +272,7 @@ WRONG: Final = (
     "topic=orders&within=-1m",
     "topic=orders&within=nan&changed=%00",
     "topic=(&name=(&pattern=(&id=%00",
+    "topic=orders&by=(&total=%00",
 )
 
 

@@ -102,6 +102,10 @@ def fresh(tmp_path: Path) -> Iterator[ServerProcess]:
         assert not made.faults()
 
 
+def named(**expressions: str) -> list[sow_pb2.NamedExpression]:
+    return [sow_pb2.NamedExpression(name=name, expression=text) for name, text in expressions.items()]
+
+
 REQUESTS: Final = [
     sow_pb2.QueryRequest(topic="t"),
     sow_pb2.QueryRequest(topic="t", filter="/n >= 100 AND /group IN (0, 2)", batch_size=777),
@@ -115,6 +119,18 @@ REQUESTS: Final = [
     sow_pb2.QueryRequest(topic="t", order_by="/group DESC, /n", page_size=1000),
     sow_pb2.QueryRequest(topic="t", filter="/n > 1500", keys_only=True, skip_n=7),
     sow_pb2.QueryRequest(topic="t", select=sow_pb2.Projection(include=["/n", "/group"]), filter="/n > 3"),
+    sow_pb2.QueryRequest(topic="t", aggregate=named(n="COUNT(*)", s="SUM(/n / 7)", a="AVG(/n / 3)"), filter="/n > 9"),
+    sow_pb2.QueryRequest(topic="t", group_by=named(g="/group"), aggregate=named(d="COUNT(DISTINCT /n)", m="MAX(/pad)")),
+    sow_pb2.QueryRequest(
+        topic="t",
+        group_by=named(rest="/n % 900", g="/group"),
+        aggregate=named(s="SUM(/n / 10)", px="SUM(/n * 0.1) / COUNT(*)"),
+        having="/s > 5",
+        order_by="/px DESC, /rest",
+        skip_n=3,
+        top_n=700,
+        batch_size=100,
+    ),
 ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
-from sow_client import Client, SowError, TopicStatistics
+from sow_client import Client, FailedPrecondition, SowError, TopicStatistics
 from tests.support.servers.server import ServerProcess, until
 
 CONFIG: Final = """
@@ -468,6 +468,35 @@ def test_bad_requests_are_refused_with_their_reasons(stub: sow_pb2_grpc.SowServi
     _, message, metadata = told(refused.value)
     assert "^" in message
     assert metadata["field"] == "filter"
+
+
+def test_an_ordered_snapshot_of_a_topic_without_a_journal_is_refused_at_once(server: ServerProcess) -> None:
+    """S1: all records came, and then NO_JOURNAL."""
+    with server.client() as client:
+        client.publish_many("quiet", [{"n": 1}, {"n": 2}], keys=["a", "b"])
+        told_first: list[str] = []
+        with pytest.raises(FailedPrecondition) as refused, client.sow_and_subscribe("quiet", order_by="/n") as changes:
+            told_first.append(next(changes).op)
+        assert (refused.value.reason, told_first) == ("NO_JOURNAL", [])
+
+
+def test_an_ordered_snapshot_is_followed_by_all_changes_since(server: ServerProcess) -> None:
+    """S1: also by those that come while its records are read."""
+    with server.client() as client:
+        client.publish_many("orders", [{"id": number, "n": -number} for number in range(3_000)])
+        with client.sow_and_subscribe("orders", order_by="/n", batch_size=100) as changes:
+            first = next(changes)
+            client.publish("orders", {"id": 7, "n": 1})
+            client.sow_delete("orders", keys=["8"])
+            client.publish("orders", {"id": "last"})
+            rest = []
+            for change in changes:
+                rest.append(change)
+                if change.key == "last":
+                    break
+        ops = [change.op for change in (first, *rest)]
+        assert ops == ["sow"] * 3_000 + ["snapshot_end", "put", "put"]
+        assert [change.key for change in rest[:2]] == ["2998", "2997"]
 
 
 def test_a_deleted_topic_ends_its_subscription(server: ServerProcess, stub: sow_pb2_grpc.SowServiceStub) -> None:

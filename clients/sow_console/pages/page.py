@@ -78,6 +78,8 @@ class Page:
 
     name: str
     title: str
+    key: str
+    """The key that leads to it."""
     facts: Callable[[View], Awaitable[Facts]]
     """Raises SowError; the page then shows the error."""
     interval: float = 2.0

@@ -42,10 +42,12 @@ import {
   type Topics,
   type TouchOptions,
   touchRequest,
+  type TransactionOptions,
   unsetOf,
 } from "./requests.js";
 import type { Instance } from "./search.js";
 import { RETRY_FOR_MS, Subscription } from "./subscription.js";
+import { Transaction } from "./transaction.js";
 import { type OnFailover, RECONNECT_MS, Transport } from "./transport.js";
 
 export interface ClientOptions {
@@ -153,6 +155,22 @@ export class Client {
       results.push(...outcomes(await this.#publish(request), count, { firstIndex, atomic }));
     }
     return results;
+  }
+
+  /**
+   * Puts and removals that are applied together, or not at all: at most 1,000, of one topic (rules P4, P11). So a record
+   * moves from one key to another, and nobody sees both or none of them:
+   *
+   *     const change = client.transaction("orders");
+   *     change.remove("new-7");
+   *     change.publish({ id: "filled-7", price: 9.5 });
+   *     await change.commit();
+   */
+  transaction(topic: string, options: TransactionOptions = {}): Transaction {
+    return new Transaction(topic, options, {
+      form: () => this.#forms.of(topic),
+      send: async (request) => outcomes(await this.#publish(request), request.records.length, { atomic: true }),
+    });
   }
 
   /** A buffered, pipelined, ordered stream of publishes. */

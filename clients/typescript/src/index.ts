@@ -38,12 +38,15 @@ export type {
   PublisherOptions,
   PublishManyOptions,
   PublishOptions,
+  PutOptions,
   QueryOptions,
   ReadOptions,
   SubscribeOptions,
   Topics,
   TouchOptions,
+  TransactionOptions,
 } from "./requests.js";
 export type { Instance } from "./search.js";
 export type { OnInterruption, Subscription } from "./subscription.js";
+export type { RemovalOptions, Transaction } from "./transaction.js";
 export type { OnFailover } from "./transport.js";

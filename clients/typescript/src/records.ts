@@ -93,6 +93,8 @@ export interface Published {
   readonly duplicate: boolean;
   /** The `start` of a subscription to the changes after this one, and the `minPosition` of a read; null: not known. */
   readonly bookmark: string | null;
+  /** A removal has deleted a record; one that found none has version and sequence 0 (rule P11). */
+  readonly removed: boolean;
 }
 
 /** What became of a delete. */
@@ -260,7 +262,7 @@ function outcome(result: PublishResult, index: number, journalEpoch: string, end
   if (result.refusal !== undefined) {
     return refusalOf(result.refusal, index);
   }
-  const { key, version, sequence, ttlIgnored, duplicate } = result;
+  const { key, version, sequence, ttlIgnored, duplicate, removed } = result;
   return {
     refused: false,
     key,
@@ -272,6 +274,7 @@ function outcome(result: PublishResult, index: number, journalEpoch: string, end
     ttlIgnored,
     duplicate,
     bookmark: bookmarkOf(journalEpoch, end || sequence),
+    removed,
   };
 }
 

@@ -71,6 +71,21 @@ export interface PublishManyOptions extends LifetimeOptions, Omit<ConditionOptio
   readonly atomic?: boolean;
 }
 
+/** Of a record in a transaction. */
+export interface PutOptions extends ConditionOptions {
+  /** For topics without key fields (rule K3). */
+  readonly key?: Key;
+  /** The lifetime (rule L2). */
+  readonly ttl?: Ttl;
+  /** Or the moment at which it ends. */
+  readonly expireAt?: Moment;
+}
+
+export interface TransactionOptions {
+  /** When the server acknowledges (rule P5); by default as the server is configured. */
+  readonly durability?: DurabilityName;
+}
+
 export interface PublisherOptions extends LifetimeOptions {
   /** Records of a request at most, 1 to 10,000. 1,000. */
   readonly batchRecords?: number;
@@ -201,6 +216,40 @@ export function publishRequest(
     ...present({ key: keys === undefined ? undefined : recordKey(keys[index]!, "key"), condition }),
   }));
   return create(PublishRequestSchema, { topic, records, ...writing(options) });
+}
+
+/** A put or a removal of an atomic request, checked, before its document is encoded. */
+export interface AtomicRecord {
+  /** undefined: a removal by key. */
+  readonly data: Document | undefined;
+  readonly key?: string;
+  readonly lifetime?: Lifetime;
+  readonly condition?: Condition;
+  readonly remove?: boolean;
+}
+
+/** One record of an atomic request, with a lifetime and a condition of its own. */
+export function atomicRecord(data: Document | undefined, options: PutOptions): AtomicRecord {
+  const { key, ttl, expireAt } = options;
+  return {
+    data,
+    ...present({
+      key: key === undefined ? undefined : recordKey(key),
+      lifetime: lifetimeMessage(ttl, expireAt),
+      condition: conditionOf(options),
+    }),
+  };
+}
+
+/** The request for all of a transaction, without its position. `payloads`: the bytes of each document. */
+export function atomicRequest(
+  topic: string,
+  records: readonly AtomicRecord[],
+  payloads: readonly Uint8Array[],
+  { durability }: TransactionOptions,
+): PublishRequest {
+  const made = records.map(({ data: _, ...record }, index) => ({ ...record, payload: payloads[index]! }));
+  return create(PublishRequestSchema, { topic, records: made, atomic: true, durability: durabilityValue(durability) });
 }
 
 /** How many of the payloads, from one on, go into one request. */

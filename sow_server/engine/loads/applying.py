@@ -31,7 +31,7 @@ from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.loads.removal_marks import AppliedLoad
 from sow_server.engine.pending import Pending
 from sow_server.engine.stored import EXPIRE_TIME, HEADER, RECORD_KEY, read_header, sequences, u32
-from sow_server.engine.values.model import Caps, Delete, Lifetime, LifetimeKind, Publish
+from sow_server.engine.values.model import Delete, Lifetime, LifetimeKind, Publish
 
 APPLY_ROWS: Final = 1000
 """Rows that one commit applies, so that publishers never wait for long."""
@@ -75,9 +75,9 @@ class LoadApplying:
         self.applied_total = 0
         self.deleted_total = 0
 
-    def content(self, load: Load, named: Mapping[int, int], caps: Caps) -> LoadContent:
-        """The records that the staged rows of these attempts make; at least as many as exceed a cap, if they do. Not on
-        the event loop. Raises RocksError."""
+    def content(self, load: Load, named: Mapping[int, int]) -> LoadContent:
+        """The records that the staged rows of these attempts make. All are counted, whatever the caps of the topic are
+        now: they may be others when the load is committed. Not on the event loop. Raises RocksError."""
         keys: list[bytes] = []
         values: list[bytes] = []
         records = size = last = 0
@@ -86,7 +86,7 @@ class LoadApplying:
         following: bytes | None = start
         cursor = self.rocks.cursor(STAGING, fill_cache=False)
         try:
-            while following is not None and records <= caps.records and size - last <= caps.size:
+            while following is not None:
                 keys.clear()
                 values.clear()
                 following = cursor.fill(following, stop, READ_ROWS, keys, values)

@@ -76,27 +76,19 @@ class Loads:
         self._create_topic(topic_name).then(created)
         return opened
 
-    def may_be_too_large(self, load_id: str, parts: Sequence[LoadPart]) -> bool:
-        """True if the `content` of a load is needed to tell whether its topic may have it (rule T7)."""
-        load = self.registry.find(load_id)
-        topic = self._topics.by_id.get(load.row.topic_id)
-        caps = None if topic is None else topic.caps
-        return caps is not None and load.row.phase is LoadPhase.STAGING and _exceed(caps, _upper_bound(load, parts))
-
     def content(self, load_id: str, parts: Sequence[LoadPart]) -> LoadContent | None:
         """The records that the staged rows of these parts make; None where they may be more by now. Not on the event
         loop. Raises StoreError, RocksError."""
         _check_parts(parts)
         load = self.registry.find(load_id)
-        topic = self._topics.by_id.get(load.row.topic_id)
-        if topic is None or topic.caps is None or any(_counts(load, part).staged != part.rows for part in parts):
+        if any(_counts(load, part).staged != part.rows for part in parts):
             return None
-        return self.applying.content(load, {part.part: part.attempt for part in parts}, topic.caps)
+        return self.applying.content(load, {part.part: part.attempt for part in parts})
 
     def commit(self, load_id: str, parts: Sequence[LoadPart], content: LoadContent | None = None) -> Pending[Load]:
         """Commits a load; with the same parts again it answers the load as it is. LOAD_NOT_FOUND, LOAD_INCOMPLETE,
-        LOAD_FAILED; LOAD_COMMITTED where other parts were committed; TOPIC_FULL where the `content`, if not given an
-        upper bound of it, exceeds the caps of the topic."""
+        LOAD_FAILED; LOAD_COMMITTED where other parts were committed; TOPIC_FULL where the `content` exceeds the caps
+        of the topic. Without it an upper bound is taken, so that it has to be counted only after such a refusal."""
         _check_parts(parts)
         return self._commits.run(CommitLoad(self.registry, self._topics, load_id, parts, content))
 

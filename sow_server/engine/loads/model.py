@@ -50,7 +50,7 @@ class LoadPart(NamedTuple):
 
 
 class LoadContent(NamedTuple):
-    """The records that the rows of a load make, each key once; or more of them than a topic may have."""
+    """The records that the rows of a load make, each key once."""
 
     records: int
     size: int

@@ -36,12 +36,32 @@ def test_a_list_is_divided_at_its_own_commas(text: str, parts: list[str]) -> Non
         (["/a", "/b AS x, /c"], [("", "/a"), ("x", "/b"), ("", "/c")]),
         ({"n": "COUNT(*)", "odd name": "SUM(/x)"}, [("n", "COUNT(*)"), ("odd name", "SUM(/x)")]),
         (["CONCAT(/a, ' AS b')"], [("", "CONCAT(/a, ' AS b')")]),
+        ("COUNT(*) AS 1x, /a  as\nb.c-d", [("1x", "COUNT(*)"), ("b.c-d", "/a")]),
+        ("/AS, IF(/a, /b AS c, 1)", [("", "/AS"), ("", "IF(/a, /b AS c, 1)")]),
+        ("/[odd AS x], 'a AS b' AS t", [("", "/[odd AS x]"), ("t", "'a AS b'")]),
         (None, []),
         ((), []),
     ],
 )
 def test_expressions_come_with_their_names(given: Expressions | None, made: list[tuple[str, str]]) -> None:
     assert [(each.name, each.expression) for each in expressions(given, "aggregate")] == made
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("COUNT(*) AS $x", 12), ("COUNT(*) AS", 11), ("COUNT(*)  AS  'a b'", 14), ("/a AS b c", 6)]
+)
+def test_a_name_that_is_none_is_shown_with_a_caret(text: str, place: int) -> None:
+    """The whole text went to the server, which asked for a name."""
+    with pytest.raises(InvalidArgument) as caught:
+        expressions(text, "aggregate")
+    what, line, caret = caught.value.message.split("\n")
+    assert what.startswith(f"aggregate: expected a name after AS at {place}: letters, digits and _")
+    assert (line[2:], caret.index("^") - 2) == (text, place)
+    with pytest.raises(InvalidArgument) as caught:
+        expressions(f"COUNT('{'x' * 500}') AS $x", "aggregate")
+    _, line, caret = caught.value.message.split("\n")
+    assert len(line) < 100
+    assert line[caret.index("^")] == "$"
 
 
 def test_wrong_types_and_empty_texts_are_refused_by_the_name_of_the_argument() -> None:

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Change, InvalidArgument, Subscription
+from sow_client import Change, FailedPrecondition, InvalidArgument, Subscription
 from tests.support.fakes.called_server import Server, footer, loop, script, server, status_details
 from tests.support.fakes.scripted import SECONDS_MAX, Rpc
 from tests.support.fakes.subscriptions import columns
@@ -60,6 +60,13 @@ def subscribed(server: Server, sequence: int) -> Rpc:
     return rpc
 
 
+def begun(server: Server, sequence: int) -> Rpc:
+    """The same, with its first frame."""
+    rpc = subscribed(server, sequence)
+    rpc.send_response(progress(sequence, behind=False))
+    return rpc
+
+
 def told(changes: list[Change]) -> list[tuple[str, str | None, str | None]]:
     return [(one.op, one.key, one.reason) for one in changes]
 
@@ -107,10 +114,10 @@ def test_a_break_within_the_query_is_a_new_query_and_a_resync(server: Server, mo
     reading = ask(server, 5)
     view_is_asked(server)
     server.stream("Query", header(8), records("b"), end=(grpc.StatusCode.UNAVAILABLE, "STOPPING"))
+    begun(server, 8).cancelled()
     view_is_asked(server)
     server.stream("Query", header(11), records("c"), footer(1))
-    rpc = subscribed(server, 11)
-    rpc.send_response(progress(11, behind=False))
+    rpc = begun(server, 11)
     rpc.send_response(change("d", 12))
     changes, seen = reading.result(SECONDS_MAX)
     assert told(seen) == [
@@ -125,20 +132,35 @@ def test_a_break_after_the_query_goes_on_without_another(server: Server, monkeyp
     reading = ask(server, 4)
     view_is_asked(server)
     server.stream("Query", header(8), footer(0))
-    rpc = subscribed(server, 8)
-    rpc.send_response(progress(8, behind=False))
+    rpc = begun(server, 8)
     rpc.send_response(change("d", 9))
     rpc.terminate((), grpc.StatusCode.UNAVAILABLE, "gone")
     code = grpc.StatusCode.OUT_OF_RANGE
     subscribed(server, 9).terminate(status_details(code, "BOOKMARK_TOO_OLD", "no"), code, "no")
     view_is_asked(server)
     server.stream("Query", header(20), footer(0))
+    begun(server, 20)
     changes, seen = reading.result(SECONDS_MAX)
     assert told(seen) == [
         ("snapshot_end", "", None), ("put", "d", None), ("resync", "", None), ("snapshot_end", "", None)
     ]  # fmt: skip
     assert changes.bookmark == "e.20"
     server.begin(changes.close).result(SECONDS_MAX)
+
+
+def test_a_topic_without_a_journal_is_refused_before_the_first_record(server: Server) -> None:
+    """S1: all records came, and then the refusal."""
+    reading = ask(server, 1)
+    view_is_asked(server)
+    _, answer = server.take("Query")
+    for response in (header(7), records("a"), footer(1)):
+        answer.send_response(response)
+    code = grpc.StatusCode.FAILED_PRECONDITION
+    subscribed(server, 7).terminate(status_details(code, "NO_JOURNAL", "no"), code, "no")
+    with pytest.raises(FailedPrecondition) as caught:
+        reading.result(SECONDS_MAX)
+    assert caught.value.reason == "NO_JOURNAL"
+    answer.cancelled()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_count_by_fields_has_the_most_frequent_first(client: FakeClient) -> No
     asked = client.arguments_of("query")
     assert (asked["group_by"], asked["aggregate"], asked["order_by"]) == (
         ("/account,/site",),
-        "COUNT(*) AS count",
+        ("COUNT(*) AS count",),
         "/count DESC",
     )
 

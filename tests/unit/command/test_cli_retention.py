@@ -151,6 +151,14 @@ def test_the_message_of_a_wrong_number_lists_the_allowed_words(client: FakeClien
     assert (refused.exit_code, "'often' is not a whole number, unlimited or none" in refused.stderr) == (2, True)
 
 
+def test_a_negative_number_is_told_what_it_must_be(client: FakeClient) -> None:
+    """It was said to be no whole number."""
+    refused = run(client, "topic", "create", "orders", "--max-records", "-1")
+
+    assert refused.exit_code == 2
+    assert "-1 is negative; it must be 0 or more, unlimited or none" in refused.stderr
+
+
 def test_settings_without_a_value_are_shown_as_not_set(client: FakeClient) -> None:
     """They were an empty cell in `topic describe`, and the word `none` in `quota get`."""
     client.add("orders")

@@ -16,6 +16,7 @@ from sow_server.filters import parse
 from sow_server.filters.aggregates import Aggregation
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query import aggregating as module
+from sow_server.query import scan as scan_module
 from sow_server.query.aggregating import Aggregating, aggregating
 from sow_server.query.filtering import callers_filter
 from sow_server.query.scan import Query, Scan
@@ -159,7 +160,7 @@ def test_a_result_is_valid_json_whatever_the_numbers_are(rig: Rig) -> None:
         ("SUM(/a)", "COUNT(*) AS n", "group_by[0]", "0", "an aggregate does not group at 0"),
         ("/a + 1", "COUNT(*) AS n", "group_by[0]", None, "/a + 1 needs a name"),
         ("/a", "COUNT( AS n", "aggregate[0]", "6", "expected a value or ')' at 6"),
-        ("/a", "COUNT(*) AS a", "aggregate[0]", None, "there is another 'a'"),
+        ("/a", "COUNT(*) AS a", "aggregate[0]", None, "there is another 'a'; each needs a name of its own, as in"),
         ("/a", "MEDIAN(/b) AS m", "aggregate[0]", "0", "no function MEDIAN"),
         ("/a", "SUM(/b, /c) AS m", "aggregate[0]", "0", "SUM takes 1 argument, not 2, at 0"),
         ("/a", "COUNT(*) AS a\x00b", "aggregate[0]", None, r"the name 'a\x00b' has control characters"),
@@ -333,3 +334,50 @@ def test_results_that_are_skipped_are_not_computed(rig: Rig, monkeypatch: pytest
 def test_a_function_that_is_not_there_is_told_with_the_aggregates_that_are(rig: Rig) -> None:
     with pytest.raises(StoreError, match="no function MEDIAN at 0; there are COUNT, SUM, AVG, MIN, MAX, LENGTH"):
         asked(rig, "MEDIAN(/px) AS m")
+
+
+def test_a_query_that_is_left_at_any_moment_frees_its_memory(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it reads, adds, puts in order, or sends."""
+    monkeypatch.setattr(scan_module, "SCAN_CHUNK_FIRST", 20)
+    monkeypatch.setattr(scan_module, "SCAN_CHUNK", 20)
+    put(rig, *[{"id": n, "g": f"{n % 40:0100}", "v": n} for n in range(120)])
+    memory = SortMemory()
+    query = Query(
+        rig.topic("trades"),
+        aggregating=asked(rig, "SUM(/v) AS s", "COUNT(DISTINCT /v) AS d", by="/g", order="/s DESC"),
+        batch_size=20,
+    )
+    held = set()
+    for steps in itertools.count():
+        seconds = itertools.count(step=0.004)
+        scan = Scan(rig.store.cuts, query, memory, clock=lambda seconds=seconds: next(seconds))  # type: ignore[misc]  # a lambda's default
+        ended = steps > 0 and [scan.step() for _ in range(steps)][-1] is None
+        held.add(memory.held_bytes)
+        scan.close()
+        assert (memory.held_bytes, memory.waiting) == (0, 0), steps
+        if ended:
+            break
+    assert len(held) > 5, "it was left at many moments"
+
+
+def test_a_query_that_is_left_while_it_waits_leaves_its_turn_to_the_next(rig: Rig) -> None:
+    put(rig, *[{"id": n, "g": n, "v": 1} for n in range(60)])
+    memory = SortMemory(bytes_max=60_000)
+    holder = SortShare(memory, "other")
+    assert holder.try_hold(60_000)
+    query = Query(rig.topic("trades"), aggregating=asked(rig, "SUM(/v) AS s", by="/g"))
+    first, second = Scan(rig.store.cuts, query, memory, "desk"), Scan(rig.store.cuts, query, memory, "desk")
+    for scan in (first, second):
+        while scan.waits_for is None:
+            assert scan.step() is not None
+    assert memory.waiting == 2
+    woken: list[bool] = []
+    assert second.waits_for is not None
+    assert not second.waits_for.when_ready(lambda: woken.append(True))
+    first.close()
+    assert memory.waiting == 1
+    holder.close()
+    assert woken == [True]
+    found, footer = run(second)
+    assert ([each["s"] for each in found], footer.groups) == ([1] * 60, 60)
+    assert (memory.held_bytes, memory.waiting) == (0, 0)

@@ -118,3 +118,14 @@ def test_a_load_is_refused_at_its_commit(parts: GuardedParts) -> None:
     assert refused.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
     assert "more than max_records of topic few allows, 3; nothing was loaded" in refused.message
     assert parts.rig.live("few") == {}
+
+
+def test_a_load_that_has_no_more_records_than_a_topic_may_have_is_counted_and_committed(parts: GuardedParts) -> None:
+    """T7: the rows alone are more than `max_records`."""
+    (opened,) = parts.answers("root", "OpenLoad", topic="few")
+    rows = {"load_id": opened.load_id, "attempt": 1, "first_row": 1}
+    parts.answers("root", "StageLoad", **rows, key=["a", "b", "c", "a"], payload=[b"x"] * 4)
+    part = [{"part": 0, "attempt": 1, "rows": 4}]
+    *_, last = parts.answers("root", "CommitLoad", load_id=opened.load_id, parts=part)
+    assert last.figures.staged == 4
+    assert set(parts.rig.live("few")) == {b"a", b"b", b"c"}

@@ -227,6 +227,62 @@ describe("one server", { skip: NO_SERVER }, () => {
     await assert.rejects(publisher.close(), (error) => error instanceof PublishFailed && error.refusals[0]!.index === 5_000);
   });
 
+  test("a transaction moves a record, or changes nothing (rules P4, P11)", async () => {
+    await client.publish("orders", { id: "t1", price: 1 });
+    const change = client.transaction("orders", { durability: "fsync" });
+    change.remove("t1");
+    change.publish({ id: "t2", price: 2 }, { ttl: "1h", onlyIfAbsent: true });
+    change.remove(undefined, { data: { id: "nobody" } });
+    assert.equal((await client.get("orders", "t1"))!.key, "t1", "nothing is sent before the commit");
+    const [gone, made, none] = await change.commit();
+    assert.deepEqual([gone!.removed, made!.removed, none!.removed], [true, false, false]);
+    assert.deepEqual([none!.version, none!.sequence, none!.refused], [0n, 0n, false]);
+    assert.ok(made!.expireTimeMicros! > 0n);
+    assert.equal(gone!.bookmark, made!.bookmark, "the place behind all of it");
+    assert.equal(await client.get("orders", "t1"), null);
+    assert.deepEqual((await client.get("orders", "t2"))!.data, { id: "t2", price: 2 });
+
+    const refused = client.transaction("orders");
+    refused.remove("t2");
+    refused.publish({ id: "t3", price: 3 }, { onlyIfVersion: 7n });
+    await assert.rejects(
+      refused.commit(),
+      (error) =>
+        error instanceof PublishFailed &&
+        error.reason === "CONDITION_FAILED" &&
+        error.refused === 2 &&
+        error.refusals[0]!.index === 1,
+    );
+    assert.equal((await client.get("orders", "t2"))!.key, "t2");
+    assert.equal(await client.get("orders", "t3"), null);
+  });
+
+  test("a transaction is sent once, and checks what it is given", async () => {
+    const change = client.transaction("orders");
+    assert.throws(() => change.remove(undefined), refusedAs("INVALID_ARGUMENT"));
+    assert.throws(() => change.remove("a", { data: { id: "a" } }), refusedAs("INVALID_ARGUMENT"));
+    assert.throws(
+      () => change.publish({ id: "a" }, { onlyIfAbsent: true, onlyIfPresent: true }),
+      (error) => error instanceof InvalidArgument && error.details["field"] === "onlyIfVersion",
+    );
+    assert.deepEqual(await change.commit(), []);
+    assert.throws(() => change.publish({ id: "a" }), refusedAs("CLOSED"));
+    assert.throws(() => change.remove("a"), refusedAs("CLOSED"));
+    await assert.rejects(change.commit(), refusedAs("CLOSED"));
+    const missing = client.transaction("orders");
+    missing.remove("nobody", { onlyIfPresent: true });
+    await assert.rejects(missing.commit(), (error) => error instanceof PublishFailed);
+    const blobs = client.transaction("blobs");
+    blobs.publish(new Uint8Array([0, 255]), { key: "t" });
+    blobs.publish("text", { key: 8 });
+    assert.deepEqual((await blobs.commit()).map(({ key }) => key), ["t", "8"]);
+    const large = client.transaction("orders");
+    for (let id = 0; id <= 1_000; id++) {
+      large.remove(id);
+    }
+    await assert.rejects(large.commit(), refusedAs("ATOMIC_TOO_LARGE"));
+  });
+
   test("the next publisher of an id fences the one before (rule P6)", async () => {
     const first = client.publisher("orders", { publisherId: "only" });
     await first.publish({ id: "f1" });

@@ -1,0 +1,125 @@
+"""`--plot`: results of groups as bars, a chart for each aggregate.
+
+[1]  A number stands beside each bar, exact unless it is long, and is never cut. A long name is cut with `…`.
+[2]  All bars of a chart have one scale, and begin at zero, so lengths compare as values do. A value other than zero has
+     a bar, however short; a value that is no number has none.
+[3]  A pipe and a file get the same lines without styles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import floor
+from typing import Final
+
+from rich.bar import Bar as Blocks
+from rich.console import Console
+
+from sow_cli import display
+from sow_cli.tables import GAP, fit, styled, text_width
+
+FIGURE_WIDTH_MAX: Final = 24
+"""A number that needs more is shown with six digits and its exponent."""
+NAME_WIDTH_MIN: Final = 8
+BAR_WIDTH_MIN: Final = 10
+"""Names are cut before bars are shorter than this."""
+_EIGHTHS: Final = 8
+"""Bars grow by eighths of a character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A group in a chart."""
+
+    name: str
+    value: object
+    """A number has a bar; a text, a boolean and None have none."""
+
+
+def charts(results: Sequence[Mapping[str, object]], group_names: int) -> dict[str, list[Bar]]:
+    """The bars of each aggregate by its name. `group_names`: how many of the first names are those of the groups."""
+    names = list(results[0])[group_names:] if results else []
+    groups = [" · ".join(map(_shown, list(one.values())[:group_names])) or "all" for one in results]
+    return {name: [Bar(group, one[name]) for group, one in zip(groups, results, strict=True)] for name in names}
+
+
+def has_bars(bars: Sequence[Bar]) -> bool:
+    """True if one of the values is a number."""
+    return any(_number(bar.value) is not None for bar in bars)
+
+
+def lines(title: str, bars: Sequence[Bar], width: int) -> Iterator[str]:
+    """A chart in so many columns of a terminal ([1], [2])."""
+    yield styled(title, bold=True)
+    figures = [_figure(bar.value) for bar in bars]
+    names = [display.safe(bar.name) for bar in bars]
+    figure_width = max(map(text_width, figures))
+    room = width - figure_width - 2 * GAP
+    name_width = min(max(map(text_width, names)), max(NAME_WIDTH_MIN, min(width * 2 // 5, room - BAR_WIDTH_MIN)))
+    scale = _Scale.of([_number(bar.value) for bar in bars], max(0, room - name_width))
+    for name, figure, bar in zip(names, figures, bars, strict=True):
+        number = _number(bar.value)
+        drawn = "" if number is None else scale.drawn(number)
+        line = f"{fit(name, name_width)}{' ' * (GAP + figure_width - text_width(figure))}{figure}"
+        if drawn:
+            blocks = styled(drawn.lstrip(" "), colour="red" if number is not None and number < 0 else "cyan")
+            line += " " * (GAP + len(drawn) - len(drawn.lstrip(" "))) + blocks
+        yield line
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """From values to bars."""
+
+    console: Console
+    width: int
+    zero: int
+    """The column where bars begin."""
+    per_value: Fraction
+    """Eighths of a column."""
+
+    @classmethod
+    def of(cls, numbers: Sequence[Fraction | None], width: int) -> _Scale:
+        # Fractions: a sum may have more digits than a double, and the difference of two may be beyond all of them.
+        known = [number for number in numbers if number is not None]
+        low, high = min(known, default=Fraction(0)), max(known, default=Fraction(0))
+        low, high = min(low, Fraction(0)), max(high, Fraction(0))
+        zero = 0
+        if low:
+            zero = width if not high else min(width - 1, max(1, round(width * -low / (high - low))))
+        sides = [Fraction(zero) / -low] if low else []
+        sides += [Fraction(width - zero) / high] if high else []
+        return cls(Console(width=max(1, width), height=1), width, zero, _EIGHTHS * min(sides, default=Fraction(0)))
+
+    def drawn(self, number: Fraction) -> str:
+        """The bar of a value, with the space before it; empty: there is none."""
+        if not number or self.width < 2:
+            return ""
+        length = max(1, floor(abs(number) * self.per_value))
+        zero = self.zero * _EIGHTHS
+        begin, end = (zero, zero + length) if number > 0 else (zero - length, zero)
+        blocks = Blocks(self.width * _EIGHTHS, begin, end, width=self.width)
+        (line,) = self.console.render_lines(blocks, pad=False)
+        return "".join([segment.text for segment in line]).rstrip()
+
+
+def _number(value: object) -> Fraction | None:
+    return Fraction(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        shown = f"{value:,}"
+        return shown if len(shown) <= FIGURE_WIDTH_MAX else f"{Decimal(value):.5e}"
+    return fit(_shown(value), FIGURE_WIDTH_MAX).rstrip()
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: display.NOT_SET, True: "true", False: "false"}[value]
+    return value if isinstance(value, str) else str(value)
