@@ -209,7 +209,7 @@ class _Changes:
             gone, values = list(map(self._store_keys.__getitem__, self._gone)), list(self._gone.values())
             disarm_all(draft, topic, gone, values)
             numbers = list(compress(versions, deletes)), list(compress(minted, deletes))
-            removed_all(draft, topic, DELETE, gone, values, header_columns(values), *numbers)
+            removed_all(draft, topic, record_keys(gone), gone, values, header_columns(values), *numbers, change=DELETE)
 
     def _note_puts(self, keys: list[bytes], puts: list[bool]) -> None:
         draft, topic = self._draft, self._topic

@@ -159,22 +159,25 @@ def _remove_all(
             draft.reindex(topic, key, value, None)
     draft.heads.update(dict.fromkeys(store_keys))
     draft.next_sequence += count
-    removed_all(draft, topic, change, store_keys, values, columns, versions, range(sequence, sequence + count))
+    minted = range(sequence, sequence + count)
+    removed_all(draft, topic, keys, store_keys, values, columns, versions, minted, change=change)
 
 
 def removed_all(
     draft: Draft,
     topic: Topic,
-    change: int,
+    keys: list[bytes],
     store_keys: list[bytes],
     values: list[bytes],
     columns: HeaderColumns,
     versions: Sequence[int],
     minted: Sequence[int],
+    *,
+    change: int,
 ) -> None:
     """Notes that records are gone, for all but the journal and the indexes. `columns`: the headers of their `values`.
     `minted`: the sequences of the removals."""
-    count, keys = len(store_keys), record_keys(store_keys)
+    count = len(keys)
     draft.removed += store_keys
     draft.batch.deletes[RECORDS] += store_keys
     draft.count(topic, -count, HEADER_BYTES * count - sum(map(len, keys)) - sum(map(len, values)))

@@ -62,7 +62,7 @@ def fields_type(names: Sequence[str]) -> type[dict[str, object]]:
 
 
 _UNDECODED: Final = (msgspec.MsgspecError, RecursionError, ValueError)
-"""Of documents that msgspec does not take for the type: they are decoded whole."""
+"""The errors of documents that msgspec does not take for the type: they are decoded whole."""
 
 
 def with_fallback(decode: Decode, whole: Decode) -> Decode:
