@@ -42,20 +42,13 @@ def aggregates(setting: Setting) -> Iterator[Row]:
         group_by=[sow_pb2.NamedExpression(expression="/symbol")],
         aggregate=[sow_pb2.NamedExpression(name=name, expression=text) for name, text in named.items()],
     )
-    duckdb, skipped = None, ""
-    try:
-        duckdb = DuckDb(STATEMENT, FIELDS)
-    except NotInstalled as missing:
-        skipped = str(missing)
+    duckdb, skipped = _peer()
     with ExitStack() as stack:
         server = stack.enter_context(SowServer(setting.directory / "sow"))
         client = stack.enter_context(Client(server.address))
         stub = sow_pb2_grpc.SowServiceStub(stack.enter_context(grpc.insecure_channel(server.address)))
         setting.say(f"loading {records:,} records")
-        for first in range(0, records, LOAD_CHUNK):
-            with client.publisher(TOPIC, ttl=TTL_SECONDS, durability="buffered") as publisher:
-                for payload in documents(range(first, min(first + LOAD_CHUNK, records))):
-                    publisher.publish(payload)
+        _load(client, records)
 
         def rate(request: sow_pb2.QueryRequest, groups: int) -> float:
             """Records for a second of CPU of the server."""
@@ -105,3 +98,18 @@ def aggregates(setting: Setting) -> Iterator[Row]:
         note=f"{ratio_range(rates['ours'], rates['duckdb'])}; the peer exports the three fields, and groups in "
         f"{duckdb.described}",
     )
+
+
+def _load(client: Client, records: int) -> None:
+    for first in range(0, records, LOAD_CHUNK):
+        with client.publisher(TOPIC, ttl=TTL_SECONDS, durability="buffered") as publisher:
+            for payload in documents(range(first, min(first + LOAD_CHUNK, records))):
+                publisher.publish(payload)
+
+
+def _peer() -> tuple[DuckDb | None, str]:
+    """DuckDB, or the reason why there is none."""
+    try:
+        return DuckDb(STATEMENT, FIELDS), ""
+    except NotInstalled as missing:
+        return None, str(missing)
