@@ -174,6 +174,9 @@ class _Followers(weakref.WeakKeyDictionary[threading.Thread, Flag]):
 
 _followers: Final = _Followers()
 _process.tell(_followers)
+_looking: Final = threading.Lock()
+"""Held during each look (_process [6])."""
+_process.hold_at_fork(lambda: [_looking])
 
 
 @atexit.register
@@ -190,7 +193,8 @@ def _follow(connection: weakref.ref[Connection], closed: Flag) -> None:
     """Notes lost connections. It does not refer to the client, so dropping the last reference to a client ends it."""
     while not closed.wait(FOLLOW_SECONDS) and (followed := connection()) is not None:
         try:
-            _ = followed.is_ready
+            with _looking:
+                _ = followed.is_ready
         except ValueError:  # from gRPC: the channel is closed
             return
         del followed

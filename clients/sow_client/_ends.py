@@ -224,5 +224,6 @@ def _forked() -> None:
 
 
 _left: Final[list[_Ends]] = []
+_process.hold_at_fork(lambda: [call._state.condition for call in list(_ends.calls.values()) if hasattr(call, "_state")])
 threading._register_atexit(_settle_all)  # type: ignore[attr-defined]  # as the standard library does for its executors
 os.register_at_fork(after_in_child=_forked)

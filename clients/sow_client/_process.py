@@ -11,6 +11,9 @@ A fork copies all objects into the child, and of the threads only the one that f
     [5]  gRPC is not used if it has not survived the fork. It does not if another thread was inside of it, as the thread
          that reads a stream always is: a child that used it all the same would crash, or wait for ever. It is tried
          once, in bounded time, before it is relied on.
+    [6]  With gRPC's whole support, its handler in the child takes the locks of all calls of the parent. Threads of ours
+         take them for a moment, each tenth of a second, to look at their calls. For one that such a thread has held the
+         child would wait for ever, in `os.fork` itself. So a fork takes these locks before, in bounded time.
 
 There is one hook, which tells every object that has asked for it by `tell`.
 """
@@ -22,7 +25,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import ClassVar, Final, Protocol
@@ -36,6 +39,9 @@ TRIED_SECONDS_MAX: Final = 5.0
 """The longest time that gRPC may take to answer in a forked process; a working one takes hundredths of a second."""
 QUIET_SECONDS_MAX: Final = 0.05
 """How long a fork waits for other threads to leave gRPC, such as that of a stream which has just ended."""
+HELD_SECONDS_MAX = 0.2
+"""How long a fork waits for the locks of calls ([6]). Threads of ours hold them for microseconds. While a publisher is
+sending, a thread of gRPC holds one for the time of the fork; for that one gRPC gives the child another."""
 _CALL_SECONDS: Final = 0.01
 _NOWHERE: Final = "unix:/nonexistent/sow"
 _METHOD: Final = "/sow.v1.SowService/Get"
@@ -48,6 +54,17 @@ class Told(Protocol):
         """Called in the child, while it has one thread. It makes no call of gRPC and takes no lock."""
 
 
+class Lock(Protocol):
+    """A lock, or the condition that has it."""
+
+    def acquire(self, blocking: bool) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+_locks: Final[list[Callable[[], Iterable[Lock]]]] = []
+_held: Final[dict[int, list[Lock]]] = {}
+"""The locks that a fork holds, by its thread."""
 _told: Final[dict[int, weakref.ref[Told]]] = {}
 _kept: Final[list[object]] = []
 inside: Final[set[int]] = set()
@@ -102,6 +119,30 @@ def _before() -> None:
     give_up = time.monotonic() + QUIET_SECONDS_MAX
     while (_busy := _users()) and time.monotonic() < give_up:
         time.sleep(QUIET_SECONDS_MAX / 50)
+    if _SUPPORT in _TRUE:
+        _hold_all(time.monotonic() + HELD_SECONDS_MAX)
+
+
+def hold_at_fork(locks: Callable[[], Iterable[Lock]]) -> None:
+    """A fork holds the locks that this function gives ([6])."""
+    _locks.append(locks)
+
+
+def _hold_all(give_up: float) -> None:
+    held = _held[threading.get_ident()] = []
+    left = [lock for locks in _locks for lock in locks()]
+    while True:
+        waiting = [lock for lock in left if not lock.acquire(blocking=False)]
+        held += [lock for lock in left if lock not in waiting]
+        left = waiting
+        if not left or time.monotonic() >= give_up:
+            return
+        time.sleep(QUIET_SECONDS_MAX / 50)
+
+
+def _let_go() -> None:
+    for lock in _held.pop(threading.get_ident(), ()):
+        lock.release()
 
 
 _busy = ""
@@ -134,6 +175,8 @@ _FALSE: Final = frozenset({"0", "false", "no", "n", "f"})
 
 def _in_child() -> None:
     global _forks, _lost
+    _let_go()
+    _held.clear()
     _forks += 1
     inside.clear()
     if _SUPPORT in _FALSE and _used:
@@ -146,7 +189,7 @@ def _in_child() -> None:
                 owner._forked()
 
 
-os.register_at_fork(before=_before, after_in_child=_in_child)
+os.register_at_fork(before=_before, after_in_parent=_let_go, after_in_child=_in_child)
 
 
 def forked(what: str) -> SowError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -108,8 +108,10 @@ class Aggregation:
         return known
 
 
-def group_key(values: Iterable[object]) -> str | None:
+def group_key(values: Sequence[object]) -> str | None:
     """The key of the group that these values name; None: they name none."""
+    if len(values) == 1 and type(text := values[0]) is str and len(text) <= KEY_BYTES_MAX // 4:
+        return keys.escape(text)  # as below, in a fifth of the time
     texts = texts_of(values)
     if texts is None:
         return None

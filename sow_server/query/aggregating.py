@@ -13,21 +13,21 @@ from __future__ import annotations
 import heapq
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sow_server.engine.formats.payloads import Decode
+from sow_server.engine.formats.payloads import Columns, Decode
 from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.stored import header, payloads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import NEVER, MessageType
 from sow_server.filters import FilterError, Meta
-from sow_server.filters.aggregate_values import Types, clean, clean_names
+from sow_server.filters.aggregate_values import Types, characters, clean, clean_names
 from sow_server.filters.aggregates import (
     ALL,
     Aggregation,
@@ -73,21 +73,16 @@ class Aggregating:
     plan: Aggregation
     order: tuple[Term, ...]
     """The order of the results; empty: that of their keys."""
+    columns: Columns | None
+    """From payloads to the values of the plan, where all of these are fields at the top and there is such a way."""
     decode: Decode | None
-    """The fields of a payload that it reads; None: it reads none."""
+    """The fields of a payload that it reads; None: it reads none, or has `columns`."""
     topic: Topic
 
     @property
     def text(self) -> str:
         """The canonical text of the order."""
         return print_order(self.order) if self.order else ""
-
-    def fields(self) -> Callable[[Mapping[str, object]], tuple[object, ...]] | None:
-        """From a document to its row, where there are at least two values and all of them are fields at the top. It
-        raises KeyError where one is missing."""
-        columns = self.plan.columns
-        names = [str(tree.steps[0]) for tree in columns if isinstance(tree, Path) and len(tree.steps) == 1]
-        return itemgetter(*names) if len(names) == len(columns) > 1 else None
 
     def metas(self, now_micros: int) -> Metas | None:
         """The metadata of records; None: it reads none."""
@@ -124,8 +119,25 @@ def aggregating(
         )
     if settings.message_type is MessageType.FIX and (zeros := zeros_before(names)):
         raise StoreError(Reason.EXPRESSION_INVALID, f"{field}: {zeros}", field=field)
-    decode = topic.format.decoder(tuple(names)) if names else None
-    return Aggregating(plan, _order(order_by, (*plan.names, *plan.items)), decode, topic)
+    columns = _columns(topic, plan)
+    decode = topic.format.decoder(tuple(names)) if names and columns is None else None
+    return Aggregating(plan, _order(order_by, (*plan.names, *plan.items)), columns, decode, topic)
+
+
+def _columns(topic: Topic, plan: Aggregation) -> Columns | None:
+    """See `Aggregating.columns`."""
+    found = [tree.steps[0] for tree in plan.columns if isinstance(tree, Path) and len(tree.steps) == 1]
+    names = list(dict.fromkeys(map(str, found)))
+    columns = topic.format.columns(names) if len(found) == len(plan.columns) else None
+    if columns is None or len(names) == len(found):
+        return columns
+    places, several = list(map(names.index, map(str, found))), columns
+
+    def in_places(payloads: Sequence[bytes]) -> list[Sequence[object]]:
+        of_names = several(payloads)
+        return [of_names[place] for place in places]
+
+    return in_places
 
 
 def _is_flat(topic: Topic) -> bool:
@@ -187,8 +199,6 @@ class Aggregator(Gathering):
         self._meta = Meta("", 0, 0, None, asked.topic.name, now_micros)
         self._clock = clock
         self._at_once = READ_FIRST
-        self._fields = asked.fields()
-        """A quicker way to rows than the compiled one, where all values are fields, and no record lacks one."""
         self._keys: Sequence[bytes] = ()
         """Records whose values have not been read; likewise below."""
         self._values: Sequence[bytes] = ()
@@ -196,6 +206,10 @@ class Aggregator(Gathering):
         """The place of the next one among them."""
         self._columns: list[list[object]] = [[] for _ in asked.plan.columns]
         self._types: list[Types] = [set() for _ in asked.plan.columns]
+        self._states_of: defaultdict[int, list[int]] = defaultdict(list)
+        """The numbers of the states that take a column."""
+        for number, (column, _) in enumerate(asked.plan.states):
+            self._states_of[column].append(number)
         self._waiting = 0
         """Records whose values are in the columns, and not divided."""
         self._waiting_bytes = 0
@@ -261,7 +275,7 @@ class Aggregator(Gathering):
         self._next += size
         if self._next >= len(self._keys):
             self._keys, self._values = (), ()
-        found = list(zip(*self._rows(keys, values), strict=True)) if self._plan.columns else []
+        found = self._values_of(keys, values)
         count = len(self._plan.names)
         naming = list(map(clean_names, found[:count]))
         self._divide(naming)
@@ -269,9 +283,7 @@ class Aggregator(Gathering):
             if place >= count:
                 self._columns[place] += values_of_it
                 self._types[place] |= types
-            if str in types:
-                texts = values_of_it if types == {str} else [value for value in values_of_it if type(value) is str]
-                self._count_waiting(sum(map(len, texts)))  # type: ignore[arg-type]  # texts
+            self._count_waiting(characters(values_of_it, types))
         self._waiting += len(values)
         self._count_waiting(_CELL_BYTES * (len(self._columns) + 1) * len(values))
         took = self._clock() - began
@@ -284,19 +296,17 @@ class Aggregator(Gathering):
         if self._waiting >= enough or self._waiting_bytes >= WAITING_BYTES_MAX:
             self._begin_folding()
 
-    def _rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[tuple[object, ...]]:
-        """The values of records, a row for each."""
-        decode = self._asked.decode
-        if self._fields is not None and decode is not None:
-            try:
-                return list(map(self._fields, map(decode, payloads(values))))
-            except (KeyError, TypeError):
-                self._fields = None  # a field is missing in some records; so the next look would be in vain, too
-        documents = repeat(None, len(values)) if decode is None else map(decode, payloads(values))
-        rows: list[tuple[object, ...]] = []
+    def _values_of(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Sequence[Sequence[object]]:
+        """The values of records, a column for each of the plan."""
+        asked, rows = self._asked, list[tuple[object, ...]]()
+        if asked.columns is not None:
+            return asked.columns(payloads(values))
+        if not self._plan.columns:
+            return ()
+        documents = repeat(None, len(values)) if asked.decode is None else map(asked.decode, payloads(values))
         metas = repeat(self._meta, len(values)) if self._metas is None else self._metas(keys, values)
         self._plan.rows(documents, metas, rows.append)
-        return rows
+        return list(zip(*rows, strict=True))
 
     def _count_waiting(self, size: int) -> None:
         self._waiting_bytes += size
@@ -334,8 +344,7 @@ class Aggregator(Gathering):
 
     def _fold(self, stops: float) -> None:
         """Adds waiting values to the states of their groups."""
-        columns = self._columns
-        states = [(number, column) for number, (column, _) in enumerate(self._plan.states)]
+        of_states = [(self._columns[at], self._types[at], numbers) for at, numbers in self._states_of.items()]
         while self._buckets and self._clock() < stops:
             named, places = self._buckets.pop()
             group = self._group(named)
@@ -347,13 +356,11 @@ class Aggregator(Gathering):
             of_group: Callable[[list[object]], Sequence[object]] = _whole
             if named:
                 of_group = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
-            taken: dict[int, Sequence[object]] = {}
-            for number, column in states:
-                values = taken.get(column)
-                if values is None:
-                    values = of_group(columns[column])
-                    taken[column] = values
-                self._bytes += group.states[number].add(values, self._types[column])
+            states = group.states
+            for column, types, numbers in of_states:
+                some = of_group(column)
+                for number in numbers:
+                    self._bytes += states[number].add(some, types)
         if not self._buckets:
             self._clear_columns()
 

@@ -28,6 +28,11 @@ def check(message_type: MessageType, payload: bytes, wanted: tuple[str, ...]) ->
     # By repr: 1, 1.0 and True are equal, and NaN is not.
     assert repr({name: some.get(name) for name in wanted}) == repr({name: whole.get(name) for name in wanted})
     assert wanted == () or set(wanted) & whole.keys() <= some.keys()
+    columns = payloads.columns(wanted)
+    if columns is not None:
+        # Beside one that cannot be decoded, and so decodes all of them one by one.
+        for odd in ([], [b"\xc1"]):
+            assert repr(columns([payload, *odd])) == repr([[whole.get(name), *[None for _ in odd]] for name in wanted])
 
 
 @given(documents, asked, st.booleans())
@@ -121,3 +126,12 @@ def test_few_names_and_many_in_any_bytes(
             payloads = format_of(TopicSettings(message_type=message_type, separator=separator))
             whole, some = payloads.decode(spelled), payloads.decoder(wanted)(spelled)
             assert {name: some.get(name) for name in wanted} == {name: whole.get(name) for name in wanted}
+
+
+@pytest.mark.parametrize("message_type", [MessageType.JSON, MessageType.MSGPACK])
+def test_common_fields_come_in_columns(message_type: MessageType) -> None:
+    """Else the property above would hold without a look at one."""
+    columns = format_of(TopicSettings(message_type=message_type)).columns(("a", "b"))
+    assert columns is not None
+    encode = msgspec.json.encode if message_type is MessageType.JSON else msgspec.msgpack.encode
+    assert columns([encode({"a": 1, "c": 2}), encode({"b": [1], "a": None})]) == [[1, None], [None, [1]]]

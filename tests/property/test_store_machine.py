@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from sow_server.engine.commit import puts
+from sow_server.engine.commit import alternating, puts
 from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, RECORDS
 from sow_server.engine.stored import decode_commit
 from sow_server.engine.values.clock import ClockOptions
@@ -417,7 +417,8 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
     """Byte for byte, but for the journal: its columns may be packed differently, and must say the same."""
     found: list[object] = []
     columns = mock.patch.object(puts, "PLAIN_RECORDS_MIN", 1)
-    for want_results, patched in ((False, columns), (True, nullcontext())):
+    in_runs = mock.patch.object(alternating, "RUN_RECORDS_MIN", 0)
+    for want_results, *patches in ((False, columns), (False, columns, in_runs), (True,)):
         directory = Path(tempfile.mkdtemp())
         rig = Rig(directory)
         try:
@@ -434,7 +435,9 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
                 request.lifetimes = [lifetime for _, lifetime in records] if own else None
                 request.ttl_mode = ttl_mode
                 with_removals(request, keys, removed)
-                with patched:
+                with ExitStack() as stack:
+                    for patch in patches:
+                        stack.enter_context(patch)
                     rig.run(request)
                 rig.time.tick(span)
             rows = [row for family in (RECORDS, EXPIRY, COMMITS, INDEXES) for row in rig.rows(family)]
@@ -444,4 +447,4 @@ def test_the_hot_path_writes_the_same_rows_as_the_general_path(
         finally:
             rig.close()
             shutil.rmtree(directory)
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]

@@ -20,12 +20,12 @@ from sow_server.engine.stored import (
     HEADER_BYTES,
     PAYLOAD,
     PUT,
-    RECORD_KEY,
     HeaderColumns,
     Numbers,
     header_columns,
     i64,
     payload_bytes_each,
+    record_keys,
     sequences,
 )
 from sow_server.engine.values.model import NEVER
@@ -87,7 +87,7 @@ def put_all(draft: Draft, topic: Topic, puts: Puts) -> None:
             previous=sequences(old_heads),
         )
     if topic.acts and puts.earliest != NEVER:
-        _arm_all(
+        arm_all(
             draft,
             puts.earliest,
             [
@@ -122,12 +122,7 @@ def delete_all(draft: Draft, topic: Topic, store_keys: list[bytes], values: list
     if puts := draft.batch.puts[RECORDS]:
         for store_key in store_keys:
             puts.pop(store_key, None)
-    if topic.acts:
-        stamps = [value[EXPIRE_TIME] for value in values]
-        # As `Draft.delete`. If this commit also puts that entry, the put wins.
-        draft.batch.deletes[EXPIRY] += [
-            stamp + store_key for stamp, store_key in zip(stamps, store_keys, strict=True) if stamp != _NEVER_BYTES
-        ]
+    disarm_all(draft, topic, store_keys, values)
     _remove_all(draft, topic, store_keys, values, header_columns(values), change=DELETE, versions=versions)
 
 
@@ -142,7 +137,7 @@ def _remove_all(
     versions: range | array[int],
 ) -> None:
     count, sequence = len(store_keys), draft.next_sequence
-    keys = [key[RECORD_KEY] for key in store_keys]
+    keys = record_keys(store_keys)
     chunk = draft.chunk(topic)
     if chunk is not None:
         chunk.add_columns(
@@ -163,20 +158,47 @@ def _remove_all(
         for key, value in zip(keys, values, strict=True):
             draft.reindex(topic, key, value, None)
     draft.heads.update(dict.fromkeys(store_keys))
+    draft.next_sequence += count
+    minted = range(sequence, sequence + count)
+    removed_all(draft, topic, keys, store_keys, values, columns, versions, minted, change=change)
+
+
+def removed_all(
+    draft: Draft,
+    topic: Topic,
+    keys: list[bytes],
+    store_keys: list[bytes],
+    values: list[bytes],
+    columns: HeaderColumns,
+    versions: Sequence[int],
+    minted: Sequence[int],
+    *,
+    change: int,
+) -> None:
+    """Notes that records are gone, for all but the journal and the indexes. `columns`: the headers of their `values`.
+    `minted`: the sequences of the removals."""
+    count = len(keys)
     draft.removed += store_keys
     draft.batch.deletes[RECORDS] += store_keys
-    draft.next_sequence += count
-    stored = sum(map(len, keys)) + sum(map(len, values))
-    draft.count(topic, -count, HEADER_BYTES * count - stored)
+    draft.count(topic, -count, HEADER_BYTES * count - sum(map(len, keys)) - sum(map(len, values)))
     if topic.hears_removals:
-        minted = range(sequence, sequence + count)
         by = columns.origin if change == EXPIRE else [draft.origin] * count
         removed = Removed(change, keys, store_keys, values, versions, by, columns.sequence, minted)
         for hook in draft.removal_hooks:
             hook(draft, topic, removed)
 
 
-def _arm_all(draft: Draft, earliest: int, entries: list[bytes]) -> None:
+def disarm_all(draft: Draft, topic: Topic, store_keys: list[bytes], values: list[bytes]) -> None:
+    """Deletes the expiry entries of deleted records, as `Draft.delete` does each. If this commit also puts that entry,
+    the put wins."""
+    if topic.acts:
+        stamps = [value[EXPIRE_TIME] for value in values]
+        draft.batch.deletes[EXPIRY] += [
+            stamp + store_key for stamp, store_key in zip(stamps, store_keys, strict=True) if stamp != _NEVER_BYTES
+        ]
+
+
+def arm_all(draft: Draft, earliest: int, entries: list[bytes]) -> None:
     """Puts expiry entries, whole (`expire time ‖ store key`), none of them before the time `earliest`."""
     if entries:
         draft.batch.puts[EXPIRY].update(dict.fromkeys(entries, b""))

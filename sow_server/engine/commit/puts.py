@@ -21,6 +21,7 @@ from typing import Final
 from sow_server.engine.catalog.indexes import entries_count, may_have_more
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit import caps
+from sow_server.engine.commit.alternating import alternate, stage_alternating
 from sow_server.engine.commit.column_changes import Puts, delete_all, put_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.commit.handing_over import HandOver
@@ -195,13 +196,17 @@ def _put_and_remove(
     part: Slice,
     removals: Sequence[bool],
 ) -> int:
-    """`_put_all` of a slice with removals: one by one where puts would be, otherwise by runs of puts and of
-    removals."""
+    """`_put_all` of a slice with removals: one by one where puts would be; otherwise in one pass where they alternate,
+    and else by runs of puts and of removals."""
     one_by_one = request.conditions is not None or request.want_results or request.atomic or job.delta is not None
     if one_by_one or request.permits is not None or request.removal_permits is not None:
         return _put_each(draft, job, request, topic, start, stop, part)
+    of_slice = removals[start:stop]
+    together = stop - start >= PLAIN_RECORDS_MIN and alternate(of_slice)
+    if together and stage_alternating(draft, job, request, topic, start, stop, part, of_slice):
+        return stop
     at = start
-    for removes, run in groupby(removals[start:stop]):
+    for removes, run in groupby(of_slice):
         upto = at + len(list(run))
         if removes:
             _remove_all(draft, job, request, topic, at, upto, part)

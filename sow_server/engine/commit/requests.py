@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.indexes import ENTRIES_MAX, entries_count, may_have_more
@@ -405,31 +407,43 @@ def _keys_with_removals(request: Publish, topic: Topic, removals: Sequence[bool]
     payloads, key_fields = request.payloads, topic.settings.key
     given = request.keys or [""] * len(payloads)
     by_key = [bool(key) and removes for key, removes in zip(given, removals, strict=True)]
-    documents = [payload for payload, keyed in zip(payloads, by_key, strict=True) if not keyed]
-    found: Iterator[bytes | BadRecord | None] = iter(
-        list(map(topic.format.check, documents)) if topic.derive_keys is None else topic.derive_keys(documents)
-    )
-    keys: KeyColumn = []
-    for key, payload, keyed in zip(given, payloads, by_key, strict=True):
-        if keyed:
-            if payload:
-                keys.append(BadRecord(Reason.INVALID_ARGUMENT, "payload: a removal has a key or a document, not both"))
-            elif (key.count("|") != len(key_fields) - 1 or "\\" in key) and (wrong := wrong_parts(key_fields, key)):
-                keys.append(BadRecord(Reason.INVALID_ARGUMENT, f"key: {wrong}"))
-            else:
-                keys.append(_encode_key(key))
-            continue
-        own = next(found)
-        if key and key_fields:
-            message = f"key: topic {topic.name} derives its keys from {', '.join(key_fields)}"
-            keys.append(BadRecord(Reason.KEY_NOT_ALLOWED, message))
-        elif own is not None:
-            keys.append(own)
-        elif not key:
-            keys.append(BadRecord(Reason.KEY_REQUIRED, "key: is empty"))
+    of_removals = iter(_keys_of_removals(list(compress(given, by_key)), list(compress(payloads, by_key)), key_fields))
+    rest = list(map(not_, by_key))
+    documents, names = list(compress(payloads, rest)), list(compress(given, rest))
+    own: Sequence[bytes | BadRecord | None]
+    own = list(map(topic.format.check, documents)) if topic.derive_keys is None else topic.derive_keys(documents)
+    if topic.derive_keys is None or any(names):
+        own = [_key_of_document(key, found, key_fields, topic) for key, found in zip(names, own, strict=True)]
+    of_documents: Iterator[bytes | BadRecord] = iter(own)  # type: ignore[arg-type]  # each has a key now, or a fault
+    return [next(of_removals) if keyed else next(of_documents) for keyed in by_key]
+
+
+def _keys_of_removals(keys: Sequence[str], payloads: Sequence[bytes], key_fields: Sequence[str]) -> KeyColumn:
+    """The keys of removals that have one of their own."""
+    joined = "".join(keys)
+    if len(key_fields) < 2 and joined.isascii() and "|" not in joined and "\\" not in joined and not any(payloads):
+        return list(map(str.encode, keys))  # as below, in a tenth of the time
+    found: KeyColumn = []
+    for key, payload in zip(keys, payloads, strict=True):
+        if payload:
+            found.append(BadRecord(Reason.INVALID_ARGUMENT, "payload: a removal has a key or a document, not both"))
+        elif (key.count("|") != len(key_fields) - 1 or "\\" in key) and (wrong := wrong_parts(key_fields, key)):
+            found.append(BadRecord(Reason.INVALID_ARGUMENT, f"key: {wrong}"))
         else:
-            keys.append(_encode_key(key))
-    return keys
+            found.append(_encode_key(key))
+    return found
+
+
+def _key_of_document(
+    key: str, own: bytes | BadRecord | None, key_fields: Sequence[str], topic: Topic
+) -> bytes | BadRecord:
+    """The key of a record with a document, beside removals. `own`: the one that the document gives, or its fault."""
+    if key and key_fields:
+        message = f"key: topic {topic.name} derives its keys from {', '.join(key_fields)}"
+        return BadRecord(Reason.KEY_NOT_ALLOWED, message)
+    if own is not None:
+        return own
+    return _encode_key(key) if key else BadRecord(Reason.KEY_REQUIRED, "key: is empty")
 
 
 def _encode_key(key: str | bytes) -> bytes | BadRecord:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sow_server.engine.formats.deltas import Difference
 from sow_server.engine.formats.paths import PathTree, Steps
-from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection
+from sow_server.engine.formats.payloads import BadRecord, Columns, Decode, DeriveKeys, Projection
 
 
 class BinaryFormat:
@@ -26,6 +26,9 @@ class BinaryFormat:
 
     def decoder(self, names: Sequence[str]) -> Decode:
         return self.decode
+
+    def columns(self, names: Sequence[str]) -> Columns | None:
+        return None
 
     def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         raise AssertionError("a binary payload has no fields: a delta publish is refused")

@@ -8,7 +8,7 @@ from typing import Final
 from sow.flat_fields import DATA_OF, USUAL_TAGS, FlatFields
 from sow_server.engine.formats.deltas import Difference, difference_fields
 from sow_server.engine.formats.paths import PathTree, Steps
-from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, key_of, malformed
+from sow_server.engine.formats.payloads import BadRecord, Columns, Decode, DeriveKeys, Projection, key_of, malformed
 from sow_server.engine.values.errors import Reason
 
 SOUGHT_MAX: Final = 5
@@ -138,6 +138,9 @@ class FieldFormat:
             return found
 
         return decode
+
+    def columns(self, names: Sequence[str]) -> Columns | None:
+        return None
 
     def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         try:

@@ -22,6 +22,7 @@ from sow_server.engine.formats.nested import (
     DECODED_NAMES_MAX,
     NESTING_MAX,
     check_json_nesting,
+    columns_of,
     fields_type,
     merge_documents,
     not_decoded,
@@ -31,6 +32,7 @@ from sow_server.engine.formats.nested import (
 from sow_server.engine.formats.paths import PathTree, Steps
 from sow_server.engine.formats.payloads import (
     BadRecord,
+    Columns,
     Decode,
     DeriveKeys,
     KeyColumn,
@@ -211,6 +213,9 @@ class JsonFormat:
         if len(names) > DECODED_NAMES_MAX or not fit_for_msgspec(names):
             return self.decode
         return with_fallback(msgspec.json.Decoder(fields_type(names)).decode, self.decode)
+
+    def columns(self, names: Sequence[str]) -> Columns | None:
+        return columns_of(lambda kind: msgspec.json.Decoder(kind).decode, names, self.decode)
 
     def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         return merge_documents(self._documents, base, delta, unset)

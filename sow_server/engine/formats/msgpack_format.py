@@ -14,6 +14,7 @@ from sow_server.engine.formats.nested import (
     DECODED_NAMES_MAX,
     NESTING_MAX,
     check_nesting,
+    columns_of,
     fields_type,
     merge_documents,
     not_decoded,
@@ -21,7 +22,15 @@ from sow_server.engine.formats.nested import (
     with_fallback,
 )
 from sow_server.engine.formats.paths import PathTree, Steps
-from sow_server.engine.formats.payloads import BadRecord, Decode, DeriveKeys, Projection, key_of, malformed
+from sow_server.engine.formats.payloads import (
+    BadRecord,
+    Columns,
+    Decode,
+    DeriveKeys,
+    Projection,
+    key_of,
+    malformed,
+)
 
 _OBJECTS: Final = bytes((*range(0x80, 0x90), 0xDE, 0xDF))
 _ARRAYS: Final = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
@@ -152,6 +161,9 @@ class MsgpackFormat:
         if len(names) > DECODED_NAMES_MAX or not fit_for_msgspec(names):
             return self.decode
         return with_fallback(msgspec.msgpack.Decoder(fields_type(names)).decode, self.decode)
+
+    def columns(self, names: Sequence[str]) -> Columns | None:
+        return columns_of(lambda kind: msgspec.msgpack.Decoder(kind).decode, names, self.decode)
 
     def merge(self, base: bytes, delta: bytes, unset: PathTree) -> bytes | BadRecord:
         return merge_documents(self._documents, base, delta, unset)

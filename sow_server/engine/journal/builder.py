@@ -94,7 +94,7 @@ class ChunkBuilder:
 
     def add_columns(
         self,
-        change: int,
+        change: int | bytearray,
         keys: Sequence[bytes],
         payloads: Sequence[bytes],
         *,
@@ -106,10 +106,10 @@ class ChunkBuilder:
         removed_version: Numbers = 0,
         removed_origin: Numbers = 0,
     ) -> None:
-        """Adds many changes of one kind. A column that is one number is the same for all of them."""
+        """Adds many changes: of one kind, or each of its own. A column that is one number is the same for all."""
         count = len(keys)
         kinds, columns = self._gathered()
-        kinds += bytes((change,)) * count
+        kinds += bytes((change,)) * count if isinstance(change, int) else change
         added = (version, publish_time, expire_time, origin, previous, removed_version, removed_origin)
         for column, numbers in zip(columns, added, strict=True):
             column.add(numbers, count)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from sow_server.engine.commit.observers import Committed
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN
+from sow_server.engine.disk.layout import publisher_key
+from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, TOMBSTONES
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -28,6 +32,7 @@ from sow_server.engine.values.model import (
     Refusal,
     TopicSettings,
 )
+from tests.support.oracles.examples import examples
 from tests.support.stores.stores import SECOND, Rig
 
 BOOKS = TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED)
@@ -334,3 +339,63 @@ def test_a_request_that_only_removes_creates_no_topic(tmp_path: Path) -> None:
     assert set(rig.live("new")) == {b"a"}
     assert rig.run(request).duplicates == 1
     rig.close()
+
+
+FAMILIES = (RECORDS, EXPIRY, INDEXES, TOMBSTONES)
+
+
+def alternately(rig: Rig, chance: random.Random, settings: TopicSettings) -> list[object]:
+    """All that requests with removals in between change, with and without peers and followers. Keys come several times,
+    and some are missing."""
+    topic = rig.create_topic("mixed", settings)
+    told: list[bytes | None] = []
+
+    def hear(commits: Sequence[Committed], _: int) -> None:
+        for commit in commits:
+            for chunk in commit.chunks:
+                told.extend(chunk.previous_values or [])
+
+    rig.store.commits.follow(hear)
+    topic.followers = topic.previous_wanted = chance.randint(0, 1)
+    topic.replicated = chance.random() < 0.5
+    outcomes, sequence = [], 1
+    for _ in range(4):
+        count = chance.randint(PLAIN_RECORDS_MIN, 40)
+        removals = [chance.random() < 0.5 for _ in range(count)]
+        some = [ABSENT, *[Lifetime(LifetimeKind.TTL, chance.randint(1, 9) * SECOND) for _ in range(3)]]
+        request = Publish(
+            "mixed",
+            [b"" if removes else b'{"n":%d}' % chance.randint(0, 9) for removes in removals],
+            [str(chance.randint(0, 20)) for _ in removals],
+            lifetimes=[ABSENT if removes else chance.choice(some) for removes in removals],
+            publisher=PublisherPosition("p", 1, sequence),
+            removals=removals,
+        )
+        outcomes.append(rig.run(request))
+        sequence += count
+        rig.time.tick(chance.randint(0, 2) * SECOND)
+    rig.store.writer.sync_now()
+    figures = topic.statistics._replace(appended_bytes=0)  # the columns of a chunk may be encoded differently
+    rows = [row for family in FAMILIES for row in rig.rows(family)]
+    rows += [row for row in rig.rows(META) if row[0] == publisher_key("p")]
+    return [outcomes, rows, rig.journal("mixed"), figures, told]
+
+
+@pytest.mark.parametrize("expiration", [Expiration.ENABLED, Expiration.DISABLED])
+@pytest.mark.parametrize("index", [(), ("/n",)])
+def test_puts_and_removals_in_one_pass_have_the_effect_of_single_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expiration: Expiration, index: tuple[str, ...]
+) -> None:
+    """P11, P6: also what the publisher is remembered by. Planted mistake: the second change of a key does not meet the
+    first."""
+    settings = TopicSettings(expiration=expiration, index=index)
+    for seed in range(examples(12)):
+        effects = []
+        for name, smallest in (("together", PLAIN_RECORDS_MIN), ("singles", 10_000)):
+            with monkeypatch.context() as patch:
+                patch.setattr("sow_server.engine.commit.puts.PLAIN_RECORDS_MIN", smallest)
+                (tmp_path / f"{name}-{seed}").mkdir()
+                rig = Rig(tmp_path / f"{name}-{seed}")
+                effects.append(alternately(rig, random.Random(seed), settings))
+                rig.close()
+        assert effects[0] == effects[1], seed

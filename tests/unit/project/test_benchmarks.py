@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import statistics
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.documents import DOCUMENT_BYTES, document
+from benchmarks.duckdb_peer import DuckDb
 from benchmarks.etcd_peer import EtcdServer
 from benchmarks.followers import Offered, sequence_of
 from benchmarks.following import TEN_FILTERS, assert_complete
@@ -212,6 +214,9 @@ def test_a_missing_peer_is_named_with_the_command_that_installs_it(
         RedisServer(tmp_path / "redis")
     with pytest.raises(NotInstalled, match=r"etcd not installed \(apt-get install etcd-server\)"):
         EtcdServer(tmp_path / "etcd")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(NotInstalled, match=r"duckdb not installed \(pip install duckdb\)"):
+        DuckDb("SELECT 1", {})
 
 
 def test_a_row_without_its_peer_is_skipped_with_the_reason_and_not_judged() -> None:
