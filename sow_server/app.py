@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -50,6 +50,7 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
+from sow_server.query.view_plans import view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -207,7 +208,7 @@ def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> St
     store = Store.open(
         config.server.data_dir,
         clock=GuardedClock(options=clock_options(config)),
-        options=store_options(config),
+        options=replace(store_options(config), plan_of=view_plan),
         observer=metrics,
         accept_clock=config.accept_clock,
         accept_loss=config.accept_loss,

@@ -3,7 +3,8 @@
     [1]  Each result is a function of the set of the values that were added, whatever their order, and however they were
          divided among calls. So every instance answers with the same bytes.
     [2]  A sum is an integer over a power of two, which holds every sum of floats and integers exactly. It is rounded
-         once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take`.
+         once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take` and `move`,
+         and may be kept between processes (`dump`).
     [3]  Values come as clean columns (`clean`): null, booleans, numbers, texts of at most TEXT_BYTES_MAX, and LONG.
 
 `add` and `take` get the types that may be among the values, and return by how many bytes the state has grown. Its
@@ -32,6 +33,9 @@ _ENTRY_BYTES: Final = 60
 """Memory of an entry of a set, besides its text."""
 _PART_BYTES: Final = 40
 """Memory of a float in a list."""
+_INTEGERS: Final[Types] = {int}
+_FLOATS: Final[Types] = {float}
+_WORD: Final = 1 << 63
 
 
 def clean(column: Sequence[object]) -> tuple[Sequence[object], Types]:
@@ -99,6 +103,18 @@ class Count:
         self.count -= _present(values, types)
         return 0
 
+    def move(self, added: Sequence[object], taken: Sequence[object], types: Types) -> None:
+        """As `add` and `take`, in one go."""
+        self.count += _present(added, types) - _present(taken, types)
+
+    def dump(self) -> list[object]:
+        """The state as a number."""
+        return [self.count]
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """The state that was dumped."""
+        (self.count,) = dumped
+
 
 def _present(values: Sequence[object], types: Types) -> int:
     return len(values) - (sum([value is None for value in values]) if _NULL in types else 0)
@@ -130,11 +146,45 @@ class Sum:
     def take(self, values: Sequence[object], types: Types) -> int:
         return self._put(values, types, -1)
 
+    def move(self, added: Sequence[object], taken: Sequence[object], types: Types) -> None:
+        """As `add` and `take`, in one go: most changes of a group add one value and take one."""
+        if types == _INTEGERS:
+            self.count += len(added) - len(taken)
+            self._numerator += sum(added) - sum(taken) << self._shift  # type: ignore[arg-type]  # all are integers
+        elif types == _FLOATS:
+            try:
+                moved = [*self._parts, *added, *[-number for number in taken]]  # type: ignore[operator]  # all are floats
+                self._parts = _parts(moved)  # type: ignore[arg-type]  # as above
+            except (OverflowError, ValueError):  # as in `_put`
+                self._put(added, types, 1)
+                self._put(taken, types, -1)
+            else:
+                self.count += len(added) - len(taken)
+                self._floats += len(added) - len(taken)
+        else:
+            self._put(added, types, 1)
+            self._put(taken, types, -1)
+
+    def dump(self) -> list[object]:
+        """The state as numbers and bytes."""
+        numerator = self._numerator
+        whole: object = numerator
+        if not -_WORD <= numerator < _WORD:
+            whole = numerator.to_bytes(numerator.bit_length() // 8 + 1, "big", signed=True)
+        return [self.count, whole, self._shift, self._parts, self._floats, self._positive, self._negative]
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """The state that was dumped."""
+        self.count, whole, self._shift, self._parts, self._floats, self._positive, self._negative = dumped
+        self._numerator = whole if type(whole) is int else int.from_bytes(whole, "big", signed=True)
+
     @property
     def total(self) -> int | float | None:
         """The sum, rounded once: an integer if all numbers are, else a float. None: of nothing, or beyond bounds."""
         if not self.count or self._positive or self._negative:
             return None
+        if self._floats and not self._numerator:
+            return _rounded(self._parts)
         numerator, shift = self._exact()
         if not self._floats:
             whole = numerator >> shift
@@ -146,6 +196,8 @@ class Sum:
         """The exact sum divided by the count, rounded once."""
         if not self.count or self._positive or self._negative:
             return None
+        if len(self._parts) == 1 and not self._numerator:
+            return self._parts[0] / self.count  # rounds once: no count reaches 2^53
         numerator, shift = self._exact()
         return _quotient(numerator, self.count << shift)
 
@@ -198,6 +250,14 @@ class Sum:
             self._negative += sign
 
 
+def _rounded(parts: Sequence[float]) -> float | None:
+    """The sum of floats, rounded once; None: beyond the range of floats."""
+    try:
+        return math.fsum(parts)
+    except OverflowError:
+        return None
+
+
 def _added(numerator: int, shift: int, number: float) -> tuple[int, int]:
     """The numerator and the shift of a sum with one more float."""
     more, denominator = number.as_integer_ratio()
@@ -235,17 +295,17 @@ class Extreme:
     integer is preferred."""
 
     BYTES: ClassVar[int] = 150
-    __slots__ = ("_greatest", "_numeric", "_rank", "value")
+    __slots__ = ("_numeric", "_rank", "greatest", "value")
 
     def __init__(self, *, greatest: bool, numeric: bool) -> None:
         """`numeric`: a numeric text is a number, as in fix and nvfix."""
-        self._greatest = greatest
+        self.greatest: Final = greatest
         self._numeric = numeric
         self._rank = 0
         self.value: bool | int | float | str | None = None
 
     def add(self, values: Sequence[Any], types: Types) -> int:
-        best = max if self._greatest else min
+        best = max if self.greatest else min
         before = sys.getsizeof(self.value)
         if types == {float}:
             self._offer(Kind.NUMBER, best(values) + 0.0)  # -0.0 is 0.0
@@ -269,9 +329,9 @@ class Extreme:
                 if value == old:
                     if type(value) is not int:
                         return
-                elif (value > old) is not self._greatest:  # type: ignore[operator]  # of one kind
+                elif (value > old) is not self.greatest:  # type: ignore[operator]  # of one kind
                     return
-            elif (kind > self._rank) is not self._greatest:
+            elif (kind > self._rank) is not self.greatest:
                 return
         self._rank = kind
         self.value = value

@@ -136,6 +136,11 @@ class Commits:
         return self._writer.synced_sequence
 
     @property
+    def next_due(self) -> int:
+        """When the next record is overdue, as far as the sweep knows; each expires at that time or later."""
+        return self._writer.sweep.next_due
+
+    @property
     def failure(self) -> StoreError | None:
         """The reason why writing has ended; None while it continues."""
         return self._writer.queue.failure

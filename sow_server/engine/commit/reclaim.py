@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import MADE_ORDER
-from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES, VIEWS
 from sow_server.engine.stored import i64, u32
 
 RECLAIM_RECORDS: Final = 200_000
@@ -29,7 +29,8 @@ RECLAIM_RECORDS: Final = 200_000
 
 
 class Place(NamedTuple):
-    """A place of removals: records with their index entries under RECORDS, or TOMBSTONES, JOURNAL, EXPIRY, STAGING."""
+    """A place of removals: records with their index entries, and the rows of a view, under RECORDS, or TOMBSTONES,
+    JOURNAL, EXPIRY, STAGING."""
 
     family: str
     topic_id: int
@@ -127,7 +128,7 @@ def deserving(
             staging.append((prefix, stop))  # a load loses all of its rows at once, and its number is not used again
         removed[place.family][place] = count
     tasks = (
-        Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
+        Task(removed[RECORDS], {RECORDS: records, INDEXES: records, VIEWS: records}),
         Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
         # Commits are pruned once all topics have let go of them.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),

@@ -36,6 +36,8 @@ ENTRY_KEY_BYTE: Final = 0.03
 """For a byte of the record's key in such an entry: 34 us with a key of 1,000 bytes."""
 MERGE_BYTE: Final = 0.02
 """For a byte of a stored record that a delta is merged into: 20 ms for 1 MiB."""
+VIEW_RECORD: Final = 8.0
+"""For a record in a view of its topic."""
 UNSET_PATH: Final = 0.5
 """For a path to unset, in each record."""
 HEADS_FIRST: Final = 64
@@ -136,7 +138,7 @@ def touches_stored(job: Job, *, puts_only: bool = False) -> bool:
     if not isinstance(request, Publish) or (request.removals is not None and not puts_only):
         return True
     assert topic is not None, "the job has been prepared"
-    if job.delta is not None or topic.indexes.all or topic.previous_wanted:
+    if job.delta is not None or topic.indexes.all or topic.previous_wanted or topic.views:
         return True
     return request.permits is not None and request.permits.reads_payloads
 
@@ -150,7 +152,7 @@ def _fitting(
     each, per_byte = _each(job), BYTE
     if job.delta is not None:
         per_byte = MERGE_BYTE
-    elif job.topic.indexes.all:
+    elif job.topic.indexes.all or job.topic.views:
         per_byte = INDEX_BYTE
     used, used_bytes, fits, step = REQUEST, 0, 0, HEADS_FIRST
     store_keys = job.store_keys[job.position : job.position + count]
@@ -197,5 +199,6 @@ def _each(job: Job) -> float:
         each += (INDEX_BYTE if topic.indexes.all else BYTE) * job.size / (len(job.keys) or 1)
     else:
         each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
+    each += VIEW_RECORD * len(topic.views)
     job.record_micros = each
     return each

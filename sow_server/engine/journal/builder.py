@@ -202,9 +202,10 @@ class JournalDraft:
             and last.first_sequence + len(last.keys) == sequence
         ):
             return last
-        if not topic.settings.journal and not topic.followers:
+        journaled = topic.settings.journal and topic.complete  # a view that is being built has none (rule V6)
+        if not journaled and not topic.followers:
             return None
-        last = ChunkBuilder(topic, sequence, journaled=topic.settings.journal, atomic=self.atomic, source=self.source)
+        last = ChunkBuilder(topic, sequence, journaled=journaled, atomic=self.atomic, source=self.source)
         self.chunks.append(last)
         self._open = True
         return last

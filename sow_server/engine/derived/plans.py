@@ -1,0 +1,107 @@
+"""The parts of a view that are compiled from its definition, as the engine uses them: it knows no expressions.
+
+[1]  A plan is pure. What it gives for a record depends on the record alone, so that a record's share in its group can
+     be taken back when the record changes.
+[2]  A plan raises nothing about data. A record that cannot be in the view is counted, and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.values.views import ViewDefinition
+
+
+class Records(NamedTuple):
+    """Records of a source, in columns."""
+
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
+    """As they are stored: header and payload."""
+
+
+class Entries(NamedTuple):
+    """The changes of the values of one MIN or MAX in a group: each value as it is ordered (stored/ordered.py), and the
+    key of its record."""
+
+    come: list[tuple[bytes, bytes]]
+    gone: list[tuple[bytes, bytes]]
+
+
+class Share(Protocol):
+    """What the records of one commit bring to a group and take from it."""
+
+
+class Group(Protocol):
+    """A group of records. It changes in place."""
+
+    records: int
+    document: bytes
+    """The payload of its record in the view; empty: it has none."""
+    extremes: list[bytes]
+    """The value of each MIN and MAX, as it is ordered; empty: there is none."""
+
+    def draw(self) -> bytes:
+        """The payload of its record, from its state."""
+
+    def dump(self) -> bytes:
+        """Its state."""
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes of memory it takes."""
+
+
+class Grouped(NamedTuple):
+    """The changes of a view of groups."""
+
+    shares: Mapping[bytes, Share]
+    """By the keys of the groups. A group whose records have the same values as before is not among them."""
+    ungrouped: int
+    """By how many records in no group there are more."""
+
+
+class Computed(NamedTuple):
+    """The changes of a view with a record for each record: payloads by record key, before and after."""
+
+    gone: Mapping[bytes, bytes]
+    come: Mapping[bytes, bytes]
+    ungrouped: int
+
+
+class ViewPlan(Protocol):
+    """A definition, compiled for its source."""
+
+    @property
+    def per_record(self) -> bool:
+        """True if the view has a record for each record (rule V3)."""
+
+    @property
+    def reads_metadata(self) -> bool:
+        """False: a record whose payload stays has the same share."""
+
+    @property
+    def greatest(self) -> Sequence[bool]:
+        """For each MIN and MAX: True if it is a MAX."""
+
+    def compute(self, gone: Records, come: Records) -> Computed:
+        """The changes from records before a commit to those after it, for a view `per_record`."""
+
+    def divide(self, gone: Records, come: Records) -> Grouped:
+        """The same for a view of groups."""
+
+    def new(self, key: bytes) -> Group:
+        """A group without records."""
+
+    def load(self, key: bytes, row: bytes) -> Group:
+        """The group with a state that was dumped."""
+
+    def give(self, group: Group, share: Share) -> Sequence[Entries]:
+        """Changes a group by its share, and returns the changes of values for each of `greatest`."""
+
+
+PlanOf: TypeAlias = Callable[[ViewDefinition, Topic], ViewPlan]
+"""Compiles a definition for its source. Raises StoreError EXPRESSION_INVALID or FILTER_INVALID; `field` begins with
+`view.`."""

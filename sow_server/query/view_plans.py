@@ -1,0 +1,446 @@
+"""The plan of a view: its definition, compiled for its source (rules V2 to V4). Pure.
+
+[1]  One function reads a column of records: it tests `where`, and makes a row of the values that name the group, of
+     the arguments of aggregates, and of the record's key.
+[2]  Rows are divided among groups. A group takes what came and what went in one go, so that its cost is that of a
+     group, not of each record.
+[3]  What cannot be in the view is `ungrouped`: a record in no group (rule Q12), one whose group would have an empty key,
+     which no record has, and one whose payload would be beyond PAYLOAD_BYTES_MAX or no JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from json.encoder import encode_basestring
+from typing import Final, TypeAlias
+
+import msgspec
+
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.derived.plans import Computed, Entries, Grouped, Records
+from sow_server.engine.derived.plans import Group as PlannedGroup
+from sow_server.engine.derived.plans import Share as PlannedShare
+from sow_server.engine.formats.topic_formats import zeros_before
+from sow_server.engine.stored import ordered, payloads, read_ordered
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.fields import number_of
+from sow_server.engine.values.keys import parse_path
+from sow_server.engine.values.model import MessageType
+from sow_server.engine.values.views import ViewDefinition
+from sow_server.filters import FilterError, Meta, parse
+from sow_server.filters.aggregate_calls import LONG, AggregateCalls
+from sow_server.filters.aggregate_values import Count, Distinct, Extreme, Sum, Types, clean, clean_names
+from sow_server.filters.aggregates import (
+    ALL,
+    Aggregation,
+    ExpressionError,
+    Group,
+    aggregation,
+    group_key,
+    payload_of,
+    record_values,
+    scalar_json,
+)
+from sow_server.filters.compiler import compile_fold
+from sow_server.filters.tree import Expression, Function, FunctionCall, Path, walk
+from sow_server.query.filtering import is_of_record
+from sow_server.query.sieve import metas_of
+
+PAYLOAD_BYTES_MAX: Final = 2**20
+"""A longer payload is not put into a view."""
+NAMES_KEPT: Final = 10_000
+"""Names of groups whose keys a plan remembers."""
+_GROUP_BYTES: Final = 600
+"""Memory of a group besides its states and texts."""
+_SAME: Final = object()
+Row: TypeAlias = tuple[object, ...]
+Name: TypeAlias = object
+"""What names a group: a text, or several values with their types. 1 == 1.0 == True in Python."""
+
+
+def view_plan(definition: ViewDefinition, source: Topic) -> Plan:
+    """Compiles a definition. Raises StoreError: EXPRESSION_INVALID or FILTER_INVALID with the position and a caret, in
+    its details also as `position`; UNSUPPORTED_FOR_MESSAGE_TYPE if it reads fields of a binary topic."""
+    if not definition.select and not definition.group_by:
+        raise _refused(Reason.EXPRESSION_INVALID, "view.select", "needs at least one expression, as in COUNT(*) AS n")
+    where = _where(definition.where)
+    settings = source.settings
+    flat = settings.message_type in (MessageType.FIX, MessageType.NVFIX)
+    key_paths = [parse_path(path) for path in settings.key]
+    groups: Aggregation | None = None
+    try:
+        computed = None if definition.group_by else record_values(definition.select)
+        if computed is None:
+            groups = aggregation(definition.group_by, definition.select, key_paths=key_paths, numeric=flat)
+    except ExpressionError as error:
+        raise _as_store_error(error) from None
+    _check_now(definition)
+    columns = tuple(computed.trees) if computed is not None else groups.columns if groups is not None else ()
+    if groups is not None and any(isinstance(make(), Distinct) for _, make in groups.states):
+        message = "COUNT(DISTINCT …) is for queries: a view would have to keep all values"
+        raise _refused(Reason.EXPRESSION_INVALID, "view.select", message)
+    trees = [*columns, *([] if where is None else [where])]
+    names = dict.fromkeys([str(node.steps[0]) for tree in trees for node in walk(tree) if isinstance(node, Path)])
+    if names and settings.message_type is MessageType.BINARY:
+        message = f"topic {source.name} is binary, its payloads have no fields; ask for metadata such as @key"
+        raise _refused(Reason.UNSUPPORTED_FOR_MESSAGE_TYPE, "view.select", message)
+    if settings.message_type is MessageType.FIX and (zeros := zeros_before(names)):
+        raise _refused(Reason.EXPRESSION_INVALID, "view.select", zeros)
+    return Plan(source, columns, where, tuple(names), groups, () if computed is None else computed.names)
+
+
+class Plan:
+    """A compiled definition. Used by the writer's thread."""
+
+    def __init__(
+        self,
+        source: Topic,
+        columns: Sequence[Expression],
+        where: Expression | None,
+        names: Sequence[str],
+        groups: Aggregation | None,
+        items: Sequence[str],
+    ) -> None:
+        """`groups`: None for a view with a record for each record, whose fields are `items`."""
+        self._source: Final = source
+        self.per_record: Final = groups is None
+        trees = [*columns, *([] if where is None else [where])]
+        self.reads_metadata: Final = any(is_of_record(node) for tree in trees for node in walk(tree))
+        self._decode: Final = source.format.decoder(names) if names else None
+        key_paths = [parse_path(path) for path in source.settings.key]
+        self._fold: Final = compile_fold(columns, where, key_paths=key_paths)
+        self._metas: Final = metas_of(source, trees, 0) if self.reads_metadata else None
+        self.meta: Final = Meta("", 0, 0, None, source.name, 0)
+        self._groups = groups
+        items = items if groups is None else groups.items
+        self.members: Final = [f"{encode_basestring(name)}:" for name in items]
+        """The names of the fields of a document, but for those that name its group."""
+        self._keys: dict[str, bytes | None] = {}
+        """The keys of groups that were named by one text."""
+        states = () if groups is None else groups.states
+        made = [make() for _, make in states]
+        first = 0 if groups is None else len(groups.names)
+        self.moving: Final = [
+            (at, column - first) for at, (column, _) in enumerate(states) if isinstance(made[at], Count | Sum)
+        ]
+        """The states that values are added to and taken from, and their columns in a row."""
+        self.kept: Final = [
+            (at, states[at][0] - first, state) for at, state in enumerate(made) if isinstance(state, Extreme)
+        ]
+        """The states whose values are kept in order, and their columns."""
+        self.greatest: Final = [state.greatest for _, _, state in self.kept]
+        self._numeric: Final = source.settings.message_type in (MessageType.FIX, MessageType.NVFIX)
+
+    @property
+    def groups(self) -> Aggregation:
+        """The groups of the view."""
+        assert self._groups is not None, "a view with a record for each record has none"
+        return self._groups
+
+    # -- from records to rows [1] -----------------------------------------------------------------------------------
+
+    def _rows(self, records: Records) -> list[Row]:
+        keys, values = records
+        rows: list[Row] = []
+        if not keys:
+            return rows
+        documents: Iterable[object] = repeat(None, len(keys))
+        if self._decode is not None:
+            documents = map(self._decode, payloads(values))
+        metas = repeat(self.meta, len(keys)) if self._metas is None else self._metas(keys, values)
+        self._fold(documents, metas, keys, rows.append)
+        return rows
+
+    def compute(self, gone: Records, come: Records) -> Computed:
+        before, left_out = self._documents(gone)
+        after, more_left_out = self._documents(come)
+        return Computed(before, after, more_left_out - left_out)
+
+    def _documents(self, records: Records) -> tuple[dict[bytes, bytes], int]:
+        """Payloads by record key, and how many records have none [3]."""
+        found: dict[bytes, bytes] = {}
+        rows = self._rows(records)
+        for *values, key in rows:
+            payload = self._payload(values)
+            if payload is not None:
+                assert isinstance(key, bytes), "a row ends with its record's key"
+                found[key] = payload
+        return found, len(rows) - len(found)
+
+    def _payload(self, values: Sequence[object]) -> bytes | None:
+        try:
+            payload = payload_of([name + _json(value) for name, value in zip(self.members, values, strict=True)])
+        except (ValueError, RecursionError):
+            return None
+        return payload if len(payload) <= PAYLOAD_BYTES_MAX else None
+
+    # -- from rows to groups [2] ------------------------------------------------------------------------------------
+
+    def divide(self, gone: Records, come: Records) -> Grouped:
+        shares: dict[bytes, Share] = {}
+        went, went_types = self._buckets(self._rows(gone))
+        came, came_types = self._buckets(self._rows(come))
+        types = [one | other for one, other in zip(went_types, came_types, strict=True)]
+        ungrouped = 0
+        for buckets, sign in ((went, -1), (came, 1)):
+            for name, rows in buckets.items():
+                key = self._key_of(name)
+                if key is None:
+                    ungrouped += sign * len(rows)
+                    continue
+                share = shares.get(key)
+                if share is None:
+                    share = shares[key] = Share(types, [0] * len(self.groups.names))
+                if sign > 0:
+                    share.come += rows
+                else:
+                    share.gone += rows
+                if share.texts:
+                    for at, is_text in enumerate(_are_texts(name)):
+                        share.texts[at] += is_text * sign * len(rows)
+        same = [key for key, share in shares.items() if share.come == share.gone and share.changes_nothing()]
+        for key in same:
+            del shares[key]
+        return Grouped(shares, ungrouped)
+
+    def _buckets(self, rows: Sequence[Row]) -> tuple[Mapping[Name, list[Row]], list[Types]]:
+        """Rows of the arguments of aggregates and of the record's key, by the name of their group; and the types that
+        are among these arguments."""
+        count = len(self.groups.names)
+        if not rows:
+            return {}, [set() for _ in self.groups.columns[count:]]
+        columns = list(zip(*rows, strict=True))
+        cleaned = list(map(clean, columns[count:-1]))
+        arguments = zip(*[column for column, _ in cleaned], columns[-1], strict=True)
+        buckets: defaultdict[Name, list[Row]] = defaultdict(list)
+        if not count:
+            buckets[ALL] = list(arguments)
+        else:
+            for name, row in zip(_names(columns[:count]), arguments, strict=True):
+                buckets[name].append(row)
+        return buckets, [types for _, types in cleaned]
+
+    def _key_of(self, name: Name) -> bytes | None:
+        """The key of the group of a name; None: it names none."""
+        if not self.groups.names:
+            return ALL.encode()
+        if type(name) is not str:
+            assert isinstance(name, tuple), "several values, or one that is no text"
+            return _encoded(group_key([value for _, value in name]))
+        text: str = name
+        key = self._keys.get(text, b"")
+        if key == b"":
+            if len(self._keys) >= NAMES_KEPT:
+                self._keys.clear()
+            key = self._keys[text] = _encoded(group_key((text,)))
+        return key
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def new(self, key: bytes) -> ViewGroup:
+        groups = self.groups
+        states = [make() for _, make in groups.states]
+        count = len(groups.names)
+        return ViewGroup(states, [False] * count, 0, self, key, [0] * count, [b""] * len(self.kept))
+
+    def load(self, key: bytes, row: bytes) -> ViewGroup:
+        group = self.new(key)
+        group.records, group.texts, moving, group.extremes = msgspec.msgpack.decode(row)
+        group.is_text = [count > 0 for count in group.texts]
+        for (at, _), dumped in zip(self.moving, moving, strict=True):
+            state = group.states[at]
+            assert isinstance(state, Count | Sum), "it was made so"
+            state.load(dumped)
+        group.document = group.draw() if group.records else b""
+        return group
+
+    def give(self, group: PlannedGroup, share: PlannedShare) -> list[Entries]:
+        assert isinstance(group, ViewGroup), "this plan has made both"
+        assert isinstance(share, Share), "as above"
+        come, gone = share.come, share.gone
+        group.records += len(come) - len(gone)
+        if self.moving:
+            added: list[Sequence[object]] = list(zip(*come, strict=True)) if come else [()] * (len(share.types) + 1)
+            taken: list[Sequence[object]] = list(zip(*gone, strict=True)) if gone else [()] * (len(share.types) + 1)
+            states = group.states
+            for at, column in self.moving:
+                states[at].move(added[column], taken[column], share.types[column])  # type: ignore[attr-defined]  # a Count or a Sum
+        if any(share.texts):
+            group.texts = [count + more for count, more in zip(group.texts, share.texts, strict=True)]
+            is_text = [count > 0 for count in group.texts]
+            if is_text != group.is_text:
+                group.is_text, group.named = is_text, None
+        return [self._entries(column, state.greatest, come, gone) for _, column, state in self.kept]
+
+    def _entries(self, column: int, greatest: bool, come: Sequence[Row], gone: Sequence[Row]) -> Entries:
+        """The changes of the values of a column. A value that stays is none."""
+        before = {row[-1]: row[column] for row in gone}
+        entries = Entries([], [])
+        for row in come:
+            value, key = row[column], row[-1]
+            old = before.get(key, _SAME)
+            if type(old) is type(value) and old == value:
+                del before[key]
+            elif (place := self._ordered(value, greatest)) is not None:
+                entries.come.append((place, key))  # type: ignore[arg-type]  # a row ends with its record's key
+        for key, value in before.items():
+            if (place := self._ordered(value, greatest)) is not None:
+                entries.gone.append((place, key))  # type: ignore[arg-type]  # as above
+        return entries
+
+    def _ordered(self, value: object, greatest: bool) -> bytes | None:
+        """A value in order; None: nothing is compared with it. Of equal numbers an integer is preferred."""
+        if self._numeric and type(value) is str:
+            value = value if (number := number_of(value)) is None else number
+        if value is None or type(value) is dict:
+            return None
+        return ordered(value, integers_last=greatest)  # type: ignore[arg-type]  # a clean value: a scalar, null or LONG
+
+
+@dataclass(slots=True)
+class Share:
+    """The share of some records in a group."""
+
+    types: Sequence[Types]
+    """The types that may be among the arguments of aggregates, by column."""
+    texts: list[int]
+    """For each value that names the group: by how many records with a text there it has more."""
+    come: list[Row] = field(default_factory=list)
+    gone: list[Row] = field(default_factory=list)
+
+    def changes_nothing(self) -> bool:
+        """True if the rows, which are equal, have equal types as well."""
+        return not any(self.texts) and list(map(_types, self.come)) == list(map(_types, self.gone))
+
+
+@dataclass(slots=True)
+class ViewGroup(Group):
+    """A group of a view."""
+
+    plan: Plan
+    key: bytes
+    texts: list[int]
+    """For each value that names it: how many records have a text there."""
+    extremes: list[bytes]
+    document: bytes = b""
+    named: Mapping[str, bool | int | float | str | None] | None = None
+    """The values that name it; None: they may be others now."""
+    _members: Sequence[str] = ()
+    """The same in its document."""
+
+    def draw(self) -> bytes:
+        plan = self.plan
+        groups = plan.groups
+        if self.named is None:
+            self.named = groups.named(self.key.decode(), self.is_text)
+            self._members = [f"{encode_basestring(name)}:{scalar_json(value)}" for name, value in self.named.items()]
+        for (at, _, _), place, greatest in zip(plan.kept, self.extremes, plan.greatest, strict=True):
+            state = self.states[at]
+            assert isinstance(state, Extreme), "it was made so"
+            state.value = read_ordered(place, 0, integers_last=greatest)[0] if place else None
+        values = groups.values(self.named, groups.slot_values(self), plan.meta)
+        return payload_of(
+            [*self._members, *[name + scalar_json(value) for name, value in zip(plan.members, values, strict=True)]]
+        )
+
+    def dump(self) -> bytes:
+        states = [self.states[at].dump() for at, _ in self.plan.moving]  # type: ignore[attr-defined]  # a Count or a Sum
+        return msgspec.msgpack.encode((self.records, self.texts, states, self.extremes))
+
+    @property
+    def memory(self) -> int:
+        return _GROUP_BYTES + 4 * len(self.key) + 2 * len(self.document) + sum([state.BYTES for state in self.states])
+
+
+def _types(row: Row) -> list[type]:
+    return list(map(type, row))
+
+
+def _names(columns: Sequence[Sequence[object]]) -> Iterable[Name]:
+    """The names of the groups of many records."""
+    cleaned = list(map(clean_names, columns))
+    if len(cleaned) == 1:
+        column, types = cleaned[0]
+        if types == {str}:
+            return column
+        return [value if type(value) is str else ((type(value), value),) for value in column]
+    pairs = [zip(map(type, column), column, strict=True) for column, _ in cleaned]
+    return zip(*pairs, strict=True)
+
+
+def _are_texts(name: Name) -> Sequence[bool]:
+    """For each value of a name: true if it is a text."""
+    if type(name) is str:
+        return (True,)
+    assert isinstance(name, tuple), "several values, or one that is no text"
+    return [kind is str for kind, _ in name]
+
+
+def _encoded(key: str | None) -> bytes | None:
+    """The key of a group as a record's [3]."""
+    if not key:
+        return None
+    try:
+        return key.encode()
+    except UnicodeEncodeError:
+        return None
+
+
+def _json(value: object) -> str:
+    """A field of a document. Raises ValueError and RecursionError where it is no JSON."""
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return scalar_json(value)  # type: ignore[arg-type]  # narrowed by `type() is`
+    if kind is float:
+        number: float = value  # type: ignore[assignment]  # as above
+        return scalar_json(number) if number - number == 0 else "null"
+    if value is LONG:
+        return "null"
+    # A value that JSON does not have is null, such as the bytes of a msgpack document.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=lambda _: None)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _where(text: str) -> Expression | None:
+    if not text:
+        return None
+    try:
+        return parse(text)
+    except FilterError as error:
+        raise _refused(Reason.FILTER_INVALID, "view.where", error.message, error.position) from None
+
+
+def _check_now(definition: ViewDefinition) -> None:
+    """Raises StoreError for an expression whose value changes with time."""
+    for name, texts in (("group_by", definition.group_by), ("select", definition.select)):
+        for at, (_, text) in enumerate(texts):
+            calls = AggregateCalls()
+            tree = parse(text, (), "value", calls)
+            _check_tree(f"view.{name}[{at}]", [tree, *[one.argument for one in calls.found if one.argument is not None]])
+    if definition.where:
+        _check_tree("view.where", [parse(definition.where)])
+
+
+def _check_tree(field_: str, trees: Sequence[Expression]) -> None:
+    for node in [node for tree in trees for node in walk(tree)]:
+        if isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS:
+            message = "NOW_MICROS() changes without any change of a record, so a view cannot use it"
+            raise _refused(Reason.EXPRESSION_INVALID, field_, message)
+
+
+def _as_store_error(error: ExpressionError) -> StoreError:
+    """An error about an aggregate is about what the view selects."""
+    field_ = f"view.{error.field.replace('aggregate', 'select')}"
+    message = error.message.removeprefix(f"{error.field}: ")
+    return _refused(Reason.EXPRESSION_INVALID, field_, message, error.position)
+
+
+def _refused(reason: Reason, field_: str, message: str, position: int = -1) -> StoreError:
+    details = {"position": str(position)} if position >= 0 else None
+    return StoreError(reason, f"{field_}: {message}", field=field_, details=details)
