@@ -173,10 +173,11 @@ class Values:
 
     def _finder(self, command: click.Command, param: click.Parameter) -> Finder | None:
         options = set(param.opts)
-        of_topics = getattr(command.callback, "__module__", "") in _OF_TOPICS and command.name != "create"
+        module = getattr(command.callback, "__module__", "")
+        of_topics = module in _OF_TOPICS and command.name != "create"
         if isinstance(param, click.Argument) and (param.name == "topic" or (of_topics and param.name == "name")):
             return self.topics
-        if param.name == "source" and (of_topics or command.name == "create"):
+        if param.name == "source" and module in _OF_TOPICS:
             return self.topics
         if param.name == "filter_text" or options & _FILTER_OPTIONS:
             return self.filters
