@@ -163,14 +163,18 @@ class Call:
         of it, so a caller that may see only a part of it is denied. Raises StoreError:
         TOPIC_NOT_FOUND if there is none, and likewise if the caller has no grant on the name; PERMISSION_DENIED if it
         has another grant on it; VIEW_BUILDING for a read of a view that is not complete (rule V6)."""
-        action = action or self._action
+        restriction = UNRESTRICTED
         if self._permissions is None:
-            return Granted(_readable(self._topics.find(name), action), UNRESTRICTED)
-        decision = self.require(name, action, whole=whole)
-        topic = self._topics.find(name)
-        if not fits(topic, decision.restriction):
-            raise self._denied(action, name, Decision(allowed=False, place=decision.place))
-        return Granted(_readable(topic, action), decision.restriction)
+            topic = self._topics.find(name)
+        else:
+            action = action or self._action
+            decision = self.require(name, action, whole=whole)
+            topic, restriction = self._topics.find(name), decision.restriction
+            if not fits(topic, restriction):
+                raise self._denied(action, name, Decision(allowed=False, place=decision.place))
+        if not topic.complete and (action or self.need.action) in _READS:
+            raise view_building(name)
+        return Granted(topic, restriction)
 
     def require(
         self, name: str, action: Action | None = None, *, all_rows: bool = False, whole: bool = False
@@ -405,12 +409,6 @@ def _apart(one: str, other: str) -> int:
 def _alike(one: str, other: str) -> int:
     """How many letters two texts have in common at their beginnings."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _readable(topic: Topic, action: Action) -> Topic:
-    if action in _READS and not topic.complete:
-        raise view_building(topic.name)
-    return topic
 
 
 def fits(topic: Topic, restriction: Restriction) -> bool:
