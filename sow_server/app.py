@@ -51,6 +51,7 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
+from sow_server.query.view_plans import view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -485,6 +486,7 @@ def declare_topics(
     for name, view in views.items():  # first: they may keep their sources from being altered
         there = store.topics.by_name.get(name)
         if there is not None and there.view not in (None, view.definition):
+            _check_definition(store, name, view)  # a view with its durables does not go for one that is refused
             finish(name, administration.delete_topic(name, force=True, in_config=True))
 
     for name, settings in declared.items():
@@ -502,6 +504,15 @@ def declare_topics(
     for name, topic in store.topics.by_name.items():
         if topic.in_config and name not in declared and name not in views:
             finish(name, administration.release_topic(name))
+
+
+def _check_definition(store: Store, name: str, view: DeclaredView) -> None:
+    source = store.topics.by_name.get(view.definition.source)
+    try:
+        if source is not None:
+            view_plan(view.definition, source)
+    except StoreError as error:
+        raise StartError(f"[views.{name}]: {error.message}") from error
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
