@@ -28,6 +28,7 @@ from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, mi
 from sow_server.config.relations import check_relations
 from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
+    DEFINING,
     LISTENERS_TABLE,
     PEERS_TABLE,
     SECTIONS,
@@ -36,6 +37,7 @@ from sow_server.config.sections import (
     ClockConfig,
     Config,
     ConfigError,
+    DeclaredView,
     DefaultsForm,
     JournalConfig,
     JwtConfig,
@@ -53,6 +55,7 @@ from sow_server.config.sections import (
     TlsConfig,
     TopicForm,
     TracingConfig,
+    ViewForm,
     knobs,
     knobs_of,
 )
@@ -63,6 +66,7 @@ from sow_server.engine.values.model import (
     Expiration,
 )
 from sow_server.engine.values.policies import Declared, check_limits_and_values, resolve_topic, tidy
+from sow_server.engine.values.views import ViewDefinition
 from sow_server.revocations import read_revocations
 
 T = TypeVar("T")
@@ -190,7 +194,7 @@ class TableReader:
         return ConfigError(f"{self._source}: {where}: {message}", key)
 
     def config(self, tables: dict[str, object]) -> Config:
-        own = {name for name, _ in SECTIONS if "." not in name} | {"topics"}
+        own = {name for name, _ in SECTIONS if "." not in name} | {"topics", "views"}
         for name, value in tables.items():
             if name not in own:
                 raise self._unknown_table(name, value, sorted(own))
@@ -230,6 +234,9 @@ class TableReader:
             defaults=self._defaults(tables),
             topics=MappingProxyType(
                 {name: self._topic(name, value) for name, value in self._table("topics", tables).items()}
+            ),
+            views=MappingProxyType(
+                {name: self._view(name, value, tables) for name, value in self._table("views", tables).items()}
             ),
         )
 
@@ -388,6 +395,19 @@ class TableReader:
         self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
         return declared
 
+    def _view(self, name: str, value: object, tables: dict[str, object]) -> DeclaredView:
+        table = f"views.{_toml_key(name)}"
+        written = self._values(ViewForm, table, self._as_table(table, value))
+        if "source" not in written:
+            raise self.error(table, "source", "is missing")
+        if name in self._table("topics", tables):
+            raise self.error(table, "", f"there is [topics.{_toml_key(name)}] as well; a view is a topic of its own")
+        defining = {key: written.pop(key) for key in DEFINING if key in written}
+        declared = self._declared(table, written)
+        self._checked(table, lambda: check_name(name))
+        self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
+        return DeclaredView(ViewDefinition(**defining), declared)  # type: ignore[arg-type]  # as their kinds read them
+
     def _checked(self, table: str, check: Callable[[], None]) -> None:
         try:
             check()
@@ -501,9 +521,11 @@ def warnings(config: Config) -> list[str]:
     found += [
         f"[defaults] {warning}" for warning in policies.warnings(resolve_topic("", {}, defaults=config.defaults)[0])
     ]
-    for name, declared in config.topics.items():
-        settings = resolve_topic(name, declared, defaults=config.defaults, in_config=True).settings
-        found += [f"[topics.{_toml_key(name)}] {warning}" for warning in policies.warnings(settings)]
+    declared = {f"topics.{_toml_key(name)}": (name, settings) for name, settings in config.topics.items()}
+    declared |= {f"views.{_toml_key(name)}": (name, view.settings) for name, view in config.views.items()}
+    for table, (name, own) in declared.items():
+        settings = resolve_topic(name, own, defaults=config.defaults, in_config=True).settings
+        found += [f"[{table}] {warning}" for warning in policies.warnings(settings)]
     return found
 
 
@@ -547,6 +569,7 @@ def render(config: Config) -> str:
             _rendered_settings(f"topics.{_toml_key(name)}", TopicForm, declared)
             for name, declared in config.topics.items()
         ),
+        *(_rendered_view(f"views.{_toml_key(name)}", view) for name, view in config.views.items()),
     ]
     return "\n".join(parts)
 
@@ -577,6 +600,15 @@ def _rendered_settings(table: str, section: type, declared: Declared) -> str:
                 value = value.decode("latin-1")
             lines.append(f"{knob.key} = {knob.kind.show(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _rendered_view(table: str, view: DeclaredView) -> str:
+    lines = [
+        f"{knob.key} = {knob.kind.show(getattr(view.definition, knob.field))}"
+        for knob in knobs_of(table, ViewForm)
+        if knob.field in DEFINING
+    ]
+    return _rendered_settings(table, ViewForm, view.settings) + "\n".join(lines) + "\n"
 
 
 def _toml_key(name: str) -> str:

@@ -304,7 +304,8 @@ class SowService:
             subscribe_convert.request,
             request,
             self._reading,
-            lambda topic: call.part_of(topic, action),
+            # A view that is not complete joins a pattern once it is (rule V6).
+            lambda topic: call.part_of(topic, action) if topic.complete else None,
             rights=call.rights(action) if request.topic_pattern else "",
         )
         with call.holding("subscriptions"):

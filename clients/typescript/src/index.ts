@@ -43,6 +43,7 @@ export type {
   SubscribeOptions,
   Topics,
   TouchOptions,
+  ViewOptions,
 } from "./requests.js";
 export type { Instance } from "./search.js";
 export type { OnInterruption, Subscription } from "./subscription.js";

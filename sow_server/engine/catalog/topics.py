@@ -299,6 +299,10 @@ class Topics:
         self._replace({**self.by_name, topic.name: topic})
         self.settled(topic)
 
+    def completed(self) -> None:
+        """A view is complete: whoever follows topics by a pattern takes it in (rule V6)."""
+        self._replace(dict(self.by_name))
+
     def remove(self, topic: Topic) -> None:
         """Removes a topic."""
         self._replace({name: other for name, other in self.by_name.items() if other is not topic})

@@ -34,6 +34,8 @@ class Commits:
         self._writer = writer
         self._submit = writer.queue.submit
         self._topics = topics
+        self.derived: Callable[[], float] = float
+        """Tells how many seconds of commits views have taken. Set by the store."""
 
     # -- queueing ---------------------------------------------------------------------------------------------------
 
@@ -139,6 +141,11 @@ class Commits:
     def next_due(self) -> int:
         """When the next record is overdue, as far as the sweep knows; each expires at that time or later."""
         return self._writer.sweep.next_due
+
+    @property
+    def derived_seconds(self) -> float:
+        """The time of commits that views have taken since the start."""
+        return self.derived()
 
     @property
     def failure(self) -> StoreError | None:

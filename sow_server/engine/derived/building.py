@@ -58,6 +58,7 @@ class ViewBuild(ChunkedWork):
 
     def finished(self) -> None:
         """From now on the view is read, and its changes are journaled."""
+        self._views.topics.completed()
         log.info("view_built", topic=self._view.topic.name, records_read=self._view.counts.records_read)
 
 

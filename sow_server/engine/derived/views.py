@@ -82,7 +82,7 @@ class Views:
     def __init__(self, rocks: Rocks, topics: Topics, plan_of: PlanOf | None) -> None:
         """`plan_of`: None where there can be no views."""
         self._rocks = rocks
-        self._topics = topics
+        self.topics: Final = topics
         self._plan_of = plan_of
         self._cache = GroupCache()
         self._of_source: dict[int, tuple[View, ...]] = {}
@@ -93,10 +93,10 @@ class Views:
 
     def load(self) -> None:
         """Finds the views among the topics of a store that is opened. Raises OpenError."""
-        for topic in self._topics.by_id.values():
+        for topic in self.topics.by_id.values():
             if topic.view is None:
                 continue
-            source = self._topics.by_name.get(topic.view.source)
+            source = self.topics.by_name.get(topic.view.source)
             if source is None:
                 topic.complete = False  # a loss has taken its source (rule X4)
                 log.error("view_without_source", topic=topic.name, source=topic.view.source)
@@ -111,7 +111,7 @@ class Views:
 
     def source_of(self, definition: ViewDefinition) -> Topic:
         """The source of a new view. TOPIC_NOT_FOUND, INVALID_ARGUMENT."""
-        source = self._topics.by_name.get(definition.source)
+        source = self.topics.by_name.get(definition.source)
         if source is None or source.reserved:
             missing = no_topic(definition.source)
             message = f"view.source: {missing.message.removeprefix('topic: ')}"
