@@ -57,6 +57,7 @@ NAMES_KEPT: Final = 10_000
 _GROUP_BYTES: Final = 600
 """Memory of a group besides its states and texts."""
 _SAME: Final = object()
+_encode: Final = msgspec.msgpack.Encoder().encode
 Row: TypeAlias = tuple[object, ...]
 Name: TypeAlias = object
 """What names a group: a text, or several values with their types. 1 == 1.0 == True in Python."""
@@ -133,6 +134,8 @@ class Plan:
         ]
         """The states whose values are kept in order, and their columns."""
         self.greatest: Final = [state.greatest for _, _, state in self.kept]
+        self.group_bytes: Final = _GROUP_BYTES + sum([state.BYTES for state in made])
+        """Memory of a group, besides its key and its document."""
         self._numeric: Final = source.settings.message_type in (MessageType.FIX, MessageType.NVFIX)
 
     @property
@@ -199,7 +202,10 @@ class Plan:
                     share.come += rows
                 else:
                     share.gone += rows
-                if share.texts:
+                if type(name) is str:
+                    if share.texts:
+                        share.texts[0] += sign * len(rows)
+                else:
                     for at, is_text in enumerate(_are_texts(name)):
                         share.texts[at] += is_text * sign * len(rows)
         same = [key for key, share in shares.items() if share.come == share.gone and share.changes_nothing()]
@@ -245,7 +251,8 @@ class Plan:
         groups = self.groups
         states = [make() for _, make in groups.states]
         count = len(groups.names)
-        return ViewGroup(states, [False] * count, 0, self, key, [0] * count, [b""] * len(self.kept))
+        texts, extremes = [0] * count, [b""] * len(self.kept)
+        return ViewGroup(states, [False] * count, plan=self, key=key, texts=texts, extremes=extremes)
 
     def load(self, key: bytes, row: bytes) -> ViewGroup:
         group = self.new(key)
@@ -317,7 +324,7 @@ class Share:
         return not any(self.texts) and list(map(_types, self.come)) == list(map(_types, self.gone))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ViewGroup(Group):
     """A group of a view."""
 
@@ -349,11 +356,11 @@ class ViewGroup(Group):
 
     def dump(self) -> bytes:
         states = [self.states[at].dump() for at, _ in self.plan.moving]  # type: ignore[attr-defined]  # a Count or a Sum
-        return msgspec.msgpack.encode((self.records, self.texts, states, self.extremes))
+        return _encode((self.records, self.texts, states, self.extremes))
 
     @property
     def memory(self) -> int:
-        return _GROUP_BYTES + 4 * len(self.key) + 2 * len(self.document) + sum([state.BYTES for state in self.states])
+        return self.plan.group_bytes + 4 * len(self.key) + 2 * len(self.document)
 
 
 def _types(row: Row) -> list[type]:
@@ -373,9 +380,7 @@ def _names(columns: Sequence[Sequence[object]]) -> Iterable[Name]:
 
 
 def _are_texts(name: Name) -> Sequence[bool]:
-    """For each value of a name: true if it is a text."""
-    if type(name) is str:
-        return (True,)
+    """For each value of a name that is no single text: true if it is a text."""
     assert isinstance(name, tuple), "several values, or one that is no text"
     return [kind is str for kind, _ in name]
 

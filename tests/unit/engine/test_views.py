@@ -154,6 +154,16 @@ def test_a_key_that_changes_twice_in_a_commit_counts_once(rig: ViewRig) -> None:
     rig.check("totals")
 
 
+def test_a_key_that_is_removed_and_put_again_in_a_commit_counts_once(rig: ViewRig) -> None:
+    """Planted mistake: it is among the deletes and among the puts of the batch."""
+    totals(rig)
+    order(rig, "1", "A", 5)
+    payload = b'{"account":"A","qty":7,"px":1}'
+    rig.run(Publish("orders", [b"{}", payload], ["1", "1"], removals=[True, False]))
+    assert rig.content("totals") == {"A": {"account": "A", "n": 1, "qty": 7, "px": 1.0}}
+    rig.check("totals")
+
+
 def test_removals_and_deltas_change_a_view(rig: ViewRig) -> None:
     totals(rig)
     for key in "123":
