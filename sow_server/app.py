@@ -34,7 +34,15 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
-from sow_server.config import Config, DeclaredView, ListenerConfig, MetricsConfig, clock_options, described, store_options
+from sow_server.config import (
+    Config,
+    DeclaredView,
+    ListenerConfig,
+    MetricsConfig,
+    clock_options,
+    described,
+    store_options,
+)
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.pending import Pending
