@@ -177,7 +177,7 @@ class AdminService:
             call.require(topic, Action.READ, whole=True)
 
     def _check_view(self, call: Call, view: ViewDefinition) -> None:
-        """A reader of a view reads its source through the eyes of its maker, who must be allowed to read all of that (rule
+        """Whoever reads a view sees what its maker makes of the source: the maker must be allowed to read all of it (rule
         V8). A source that the caller may not see is refused as one that does not exist. Raises StoreError."""
         try:
             call.topic(view.source, Action.READ, whole=True)
