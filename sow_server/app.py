@@ -43,7 +43,7 @@ from sow_server.config import (
     described,
     store_options,
 )
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
@@ -485,7 +485,7 @@ def declare_topics(
 
     administration = store.administration
 
-    def finish(name: str, change: Pending[T]) -> None:| Pending[int]) -> None:
+    def finish(name: str, change: Pending[T]) -> None:
         table = "views" if name in views else "topics"
         try:
             store.finish(change)
