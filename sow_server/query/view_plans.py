@@ -387,12 +387,7 @@ def _are_texts(name: Name) -> Sequence[bool]:
 
 def _encoded(key: str | None) -> bytes | None:
     """The key of a group as a record's [3]."""
-    if not key:
-        return None
-    try:
-        return key.encode()
-    except UnicodeEncodeError:
-        return None
+    return key.encode() if key else None
 
 
 def _json(value: object) -> str:

@@ -75,7 +75,8 @@ class ViewMachine(RuleBasedStateMachine):
     @rule(records=st.lists(st.tuples(keys, documents, st.booleans()), min_size=1, max_size=12), atomic=st.booleans())
     def publish(self, records: list[tuple[str, bytes, bool]], atomic: bool) -> None:
         removals = [remove for _, _, remove in records]
-        names, payloads = [key for key, _, _ in records], [payload for _, payload, _ in records]
+        names = [key for key, _, _ in records]
+        payloads = [b"" if remove else payload for _, payload, remove in records]
         self.rig.run(Publish("t", payloads, names, atomic=atomic, removals=removals if any(removals) else None))
 
     @rule(key=keys, document=documents)
