@@ -59,9 +59,7 @@ def views(setting: Setting) -> Iterator[Row]:
         for topic in (PLAIN, *[case.topic for case in CASES]):
             _publish(client, topic, range(records), 0)
         for case in CASES:
-            client.create_view(
-                f"view.{case.topic}", source=case.topic, group_by=f"/g{case.groups}", select=case.select
-            )
+            client.create_view(f"view.{case.topic}", source=case.topic, group_by=f"/g{case.groups}", select=case.select)
         _await_complete(client)
         revision = 0
 
@@ -81,7 +79,7 @@ def views(setting: Setting) -> Iterator[Row]:
     for case in CASES:
         extreme = " and MAX" if len(case.select) > len(SUMS) else ""
         yield Row(
-            f"a view of COUNT, 2 SUM, AVG{extreme}, {case.groups:,} groups, CPU an update: {rounds} rounds of {updates:,}",
+            f"a view of COUNT, 2 SUM, AVG{extreme}, {case.groups:,} groups, CPU an update: {rounds} × {updates:,}",
             Figure(1e6 / statistics.median(rates[case.topic]), MICROSECONDS),
             peer=Figure(1e6 / statistics.median(rates[PLAIN]), MICROSECONDS),
             judged=ratio(rates[case.topic], rates[PLAIN]),

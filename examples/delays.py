@@ -1,4 +1,4 @@
-"""A step of the demo: a view of late flights by carrier, right after a kill, and as bars while flights are published."""
+"""A step of the demo: a view of late flights by carrier, right after a kill, and as bars while others are published."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 import structlog
@@ -43,7 +43,7 @@ from sow_server.config import (
     described,
     store_options,
 )
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from sow_server.tracing import Tracing
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 SWITCH_SECONDS: Final = 0.001
 """How long a thread keeps the GIL while another wants it. With the default of 5 ms a publish would wait that long while
@@ -484,7 +485,7 @@ def declare_topics(
 
     administration = store.administration
 
-    def finish(name: str, change: Pending[Topic] | Pending[int]) -> None:
+    def finish(name: str, change: Pending[T]) -> None:
         table = "views" if name in views else "topics"
         try:
             store.finish(change)

@@ -16,7 +16,9 @@ def view_metrics(topics: Iterable[Topic], derived_seconds: float, *, most: int) 
         "sow_view_ungrouped", "Records of the source that match and are in no group.", labels=["topic"]
     )
     read = GaugeMetricFamily(
-        "sow_view_build_records", "Records of the source that the build has read; absent once it is done.", labels=["topic"]
+        "sow_view_build_records",
+        "Records of the source that the build has read; absent once it is done.",
+        labels=["topic"],
     )
     views = sorted([topic for topic in topics if topic.view is not None], key=lambda topic: topic.name)
     for view in views[:most]:

@@ -121,7 +121,7 @@ class NamedExpressions:
         return tuple(value.items()) if isinstance(value, dict) else tuple(map(_named, value))
 
     def show(self, value: tuple[Named, ...]) -> str:
-        if value and all([name for name, _ in value]):
+        if value and all(name for name, _ in value):
             return "{ " + ", ".join([f"{quoted(name)} = {quoted(text)}" for name, text in value]) + " }"
         return "[" + ", ".join([quoted(f"{text} AS {name}" if name else text) for name, text in value]) + "]"
 

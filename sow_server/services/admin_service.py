@@ -177,8 +177,8 @@ class AdminService:
             call.require(topic, Action.READ, whole=True)
 
     def _check_view(self, call: Call, view: ViewDefinition) -> None:
-        """A reader of a view reads its source through the eyes of its maker, who must be allowed to read all of that (rule
-        V8). A source that the caller may not see is refused as one that does not exist. Raises StoreError."""
+        """The maker of a view must be allowed to read all of its source, which others then see through it (rule V8). A
+        source that the caller may not see is refused as one that does not exist. Raises StoreError."""
         try:
             call.topic(view.source, Action.READ, whole=True)
         except StoreError as error:

@@ -29,7 +29,7 @@ from tests.support.oracles.access import GUARDED, client_of, grant, identity, wr
 from tests.support.servers.server import DidNotStart, ServerProcess, reason_of, until
 
 SUMS = {"n": "COUNT(*)", "qty": "SUM(/qty)", "high": "MAX(/px)"}
-DEALS = [
+DEALS: list[dict[str, object]] = [
     {"id": 1, "account": "A", "qty": 5, "px": 2.5},
     {"id": 2, "account": "A", "qty": 7, "px": 1.5},
     {"id": 3, "account": "B", "qty": 1, "px": 9},
@@ -42,7 +42,7 @@ ACCESS = (
     + identity("reader", "reader")
     + grant("reader", r"desk\.open", "read consume")
     + identity("part", "part")
-    + grant("part", "deals", "read", "hide = [\"/px\"]")
+    + grant("part", "deals", "read", 'hide = ["/px"]')
     + grant("part", r"desk\..*", "create")
     + identity("owner", "owner")
     + grant("owner", "deals", "read publish topic-admin")
@@ -265,7 +265,11 @@ def test_the_asynchronous_client_makes_views_too(client: Client, server: ServerP
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("guarded")
     write_access(folder, ACCESS)
-    with ServerProcess(folder, GUARDED) as server, client_of(server, "root") as root, client_of(server, "maker") as maker:
+    with (
+        ServerProcess(folder, GUARDED) as server,
+        client_of(server, "root") as root,
+        client_of(server, "maker") as maker,
+    ):
         root.create_topic("deals", key=["/id"])
         root.publish_many("deals", DEALS)
         made(maker, "desk.open", "deals")
@@ -319,7 +323,6 @@ def refusal_of_a_get(address: str, topic: str) -> SowError:
     return error_of_status(caught.value)
 
 
-
 def test_a_view_that_was_being_built_when_the_server_was_killed_is_complete_and_right(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         with server.client() as client:
@@ -349,8 +352,7 @@ def test_a_view_that_was_being_built_when_the_server_was_killed_is_complete_and_
             }
             assert records(client, "positions") == wanted
             assert {
-                record.key: {**record.data}
-                for record in client.query("deals", group_by="/account", aggregate=SUMS)
+                record.key: {**record.data} for record in client.query("deals", group_by="/account", aggregate=SUMS)
             } == wanted, "the same as asked once"
         assert server.terminate() == 0
         assert not server.faults()

@@ -116,7 +116,7 @@ class Dispatcher:
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = reads.topics.by_id
         self._incomplete: frozenset[int] = _incomplete(self._seen)
-        """The ids of views that were not complete then. Members that follow several topics join them later (rule V6)."""
+        """The ids of views that were not complete then. Members of several topics join them later (rule V6)."""
         self._several: tuple[Member, ...] = ()
         self._waiting: dict[Member, int] = {}
         """The subscribers that are about to attach, with their positions, in rising order."""

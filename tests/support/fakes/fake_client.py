@@ -136,17 +136,18 @@ class FakeClient(FakePublishing, FakeInspecting):
         *,
         source: str,
         where: str | None = None,
-        group_by: Iterable[str] = (),
-        select: Iterable[str] = (),
+        group_by: Iterable[str] | None = None,
+        select: Iterable[str] | None = None,
         **settings: object,
     ) -> Topic:
+        check_names("create_view", settings)
         definition = {"source": source, "where": where, "group_by": group_by, "select": select}
         self._called("create_view", name=name, **definition, **settings)
         if name in self.tables:
             raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
         self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]  # as above
-        selected = tuple([part for text in select for part in divided(text)])
-        self.views[name] = ViewDefinition(source, tuple(group_by), selected, where or "")
+        selected = tuple([part for text in select or () for part in divided(text)])
+        self.views[name] = ViewDefinition(source, tuple(group_by or ()), selected, where or "")
         return self._topic(name)
 
     def alter_topic(self, name: str, **settings: object) -> Topic:

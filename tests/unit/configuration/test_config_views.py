@@ -48,7 +48,7 @@ def test_a_view_is_read_and_printed_as_it_is(write: Write) -> None:
         ('[views.v]\nsource = "t"\ngroup = ["/a"]\n', "[views.v] group: unknown key, did you mean group_by?"),
         ('[views._v]\nsource = "t"\n', "[views._v]: '_v' is no topic name"),
         ('[views.v]\nsource = "t"\n[topics.v]\n', "[views.v]: there is [topics.v] as well"),
-        ('[views]\nv = 1\n', "expected the table [views.v]"),
+        ("[views]\nv = 1\n", "expected the table [views.v]"),
     ],
 )
 def test_a_wrong_definition_is_refused_at_its_place(write: Write, text: str, fault: str) -> None:

@@ -11,6 +11,8 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.views import ViewDefinition, ViewStatus
 from sow_server.view_metrics import view_metrics
 
+BUILT = ViewStatus(complete=True, records_read=0, groups=0, ungrouped=0)
+
 
 @dataclass
 class Shown:
@@ -18,7 +20,7 @@ class Shown:
 
     name: str
     view: ViewDefinition | None = None
-    view_status: ViewStatus = ViewStatus(complete=True, records_read=0, groups=0, ungrouped=0)
+    view_status: ViewStatus = BUILT
 
 
 def samples(*topics: Shown, most: int = 1000) -> dict[tuple[str, str], float]:
