@@ -164,8 +164,12 @@ class Sum:
                 if len(signed) > _FEW:
                     signed = _parts(signed)
                 numerator, shift = self._numerator, self._shift
-                for number in signed:
-                    numerator, shift = _added(numerator, shift, number)
+                for number in signed:  # `_added`, without the calls
+                    more, denominator = number.as_integer_ratio()
+                    wanted = denominator.bit_length() - 1
+                    if wanted > shift:
+                        numerator, shift = numerator << (wanted - shift), wanted
+                    numerator += more << (shift - wanted)
             except (OverflowError, ValueError):  # as in `_put`
                 pass
             else:
@@ -195,9 +199,7 @@ class Sum:
         """The sum, rounded once: an integer if all numbers are, else a float. None: of nothing, or beyond bounds."""
         if not self.count or self._positive or self._negative:
             return None
-        if self._floats and not self._numerator:
-            return _rounded(self._parts)
-        numerator, shift = self._exact()
+        numerator, shift = self._exact() if self._parts else (self._numerator, self._shift)
         if not self._floats:
             whole = numerator >> shift
             return whole if -INTEGER_LIMIT < whole < INTEGER_LIMIT else None
@@ -208,9 +210,7 @@ class Sum:
         """The exact sum divided by the count, rounded once."""
         if not self.count or self._positive or self._negative:
             return None
-        if len(self._parts) == 1 and not self._numerator:
-            return self._parts[0] / self.count  # rounds once: no count reaches 2^53
-        numerator, shift = self._exact()
+        numerator, shift = self._exact() if self._parts else (self._numerator, self._shift)
         return _quotient(numerator, self.count << shift)
 
     def _put(self, values: Sequence[object], types: Types, sign: int) -> int:
@@ -260,14 +260,6 @@ class Sum:
             self._positive += sign
         else:
             self._negative += sign
-
-
-def _rounded(parts: Sequence[float]) -> float | None:
-    """The sum of floats, rounded once; None: beyond the range of floats."""
-    try:
-        return math.fsum(parts)
-    except OverflowError:
-        return None
 
 
 def _added(numerator: int, shift: int, number: float) -> tuple[int, int]:

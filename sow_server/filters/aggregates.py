@@ -306,13 +306,11 @@ def _count(state: State) -> Scalar:
 
 
 def _total(state: State) -> Scalar:
-    assert isinstance(state, Sum), "it was made so"
-    return state.total
+    return state.total  # type: ignore[attr-defined,no-any-return]  # a Sum, as it was made
 
 
 def _average(state: State) -> Scalar:
-    assert isinstance(state, Sum), "it was made so"
-    return state.average
+    return state.average  # type: ignore[attr-defined,no-any-return]  # as above
 
 
 def _extreme(state: State) -> Scalar:

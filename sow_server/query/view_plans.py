@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from json.encoder import encode_basestring
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -39,9 +39,9 @@ from sow_server.filters.aggregates import (
     Aggregation,
     ExpressionError,
     Group,
+    Scalar,
     aggregation,
     group_key,
-    payload_of,
     record_values,
     scalar_json,
 )
@@ -117,8 +117,10 @@ class Plan:
         self.meta: Final = Meta("", 0, 0, None, source.name, 0)
         self._groups = groups
         items = items if groups is None else groups.items
-        self.members: Final = [f"{encode_basestring(name)}:" for name in items]
+        self.members: Final = [_member(name) for name in items]
         """The names of the fields of a document, but for those that name its group."""
+        self.drawn: Final = None if groups is None or groups.plain is None else _drawn(groups, self.members)
+        """Where all fields are plain aggregates: their names, with the state of each and what it amounts to."""
         self._keys: dict[Name, bytes] = {}
         """The keys of groups by name; empty for a name that names none."""
         self.types: Final[list[Types]] = [set() for _ in columns[0 if groups is None else len(groups.names) :]]
@@ -188,9 +190,10 @@ class Plan:
 
     def _payload(self, values: Sequence[object]) -> bytes | None:
         try:
-            payload = payload_of([name + _json(value) for name, value in zip(self.members, values, strict=True)])
+            members = "".join([name + _json(value) for name, value in zip(self.members, values, strict=True)])
         except (ValueError, RecursionError):
             return None
+        payload = f"{{{members[1:]}}}".encode(errors="replace")
         return payload if len(payload) <= PAYLOAD_BYTES_MAX else None
 
     # -- from rows to groups [2] ------------------------------------------------------------------------------------
@@ -253,9 +256,7 @@ class Plan:
         group.document = group.draw() if group.records else b""
         return group
 
-    def give(self, group: PlannedGroup, share: PlannedShare) -> Sequence[Entries]:
-        assert isinstance(group, ViewGroup), "this plan has made both"
-        assert isinstance(share, Share), "as above"
+    def give(self, group: ViewGroup, share: Share) -> Sequence[Entries]:  # type: ignore[override]  # this plan has made both
         come, gone = share.come, share.gone
         more = len(come) - len(gone)
         group.records += more
@@ -339,7 +340,7 @@ class ViewGroup(Group):
     document: bytes = b""
     named: Mapping[str, bool | int | float | str | None] | None = None
     """The values that name it; None: they may be others now."""
-    members: Sequence[str] = ()
+    head: str = ""
     """The same in its document."""
 
     def draw(self) -> bytes:
@@ -347,15 +348,22 @@ class ViewGroup(Group):
         groups = plan.groups
         if self.named is None:
             self.named = groups.named(self.key.decode(), self.is_text)
-            self.members = [f"{encode_basestring(name)}:{scalar_json(value)}" for name, value in self.named.items()]
+            self.head = "".join([_member(name) + scalar_json(value) for name, value in self.named.items()])
         if plan.kept:
             for (at, _, _), place, greatest in zip(plan.kept, self.extremes, plan.greatest, strict=True):
                 state = self.states[at]
                 assert isinstance(state, Extreme), "it was made so"
                 state.value = read_ordered(place, 0, integers_last=greatest)[0] if place else None
-        values = groups.values(self.named, groups.slot_values(self), plan.meta)
-        members = [*self.members, *[name + scalar_json(value) for name, value in zip(plan.members, values)]]  # noqa: B905  # made in equal numbers; on the path of every group
-        return payload_of(members)
+        members = self.head
+        if plan.drawn is None:
+            values = groups.values(self.named, groups.slot_values(self), plan.meta)
+            for name, value in zip(plan.members, values, strict=True):
+                members += name + _finite_json(value)
+        else:
+            states = self.states
+            for name, at, value_of in plan.drawn:
+                members += name + _finite_json(value_of(states[at]) if at >= 0 else self.records)
+        return f"{{{members[1:]}}}".encode(errors="replace")
 
     def dump(self) -> bytes:
         states = self.states
@@ -390,6 +398,27 @@ def _are_texts(name: Name) -> Sequence[bool]:
         return (True,)
     assert isinstance(name, tuple), "several values, or one that is no text"
     return [kind is str for kind, _ in name]
+
+
+def _member(name: str) -> str:
+    """The beginning of a field, behind another one."""
+    return f",{encode_basestring(name)}:"
+
+
+def _drawn(groups: Aggregation, members: Sequence[str]) -> list[tuple[str, int, Callable[[Any], Scalar]]]:
+    """The fields of a document, where each is an aggregate: name, state, and its value; -1: the group itself."""
+    slots = [groups.slots[number] for number in groups.plain or ()]
+    return [(name, slot.state, slot.value) for name, slot in zip(members, slots, strict=True)]
+
+
+def _finite_json(value: Scalar) -> str:
+    """The value of an aggregate, which may be infinite."""
+    kind = type(value)
+    if kind is int:
+        return repr(value)
+    if kind is float:
+        return repr(value) if value - value == 0 else "null"  # type: ignore[operator]  # narrowed by `type() is`
+    return scalar_json(value)
 
 
 def _json(value: object) -> str:

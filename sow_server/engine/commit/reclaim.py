@@ -106,6 +106,7 @@ def deserving(
     tombstones, changes of the journal or expiry entries in all were removed from the deserving ones among them."""
     removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
     records: Ranges = []
+    views: Ranges = []
     # `first_tombstone`: the oldest one left, in the order of creation; the ones before it were purged.
     tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
     journal: Ranges = []
@@ -117,6 +118,8 @@ def deserving(
             if topic is not None and count < topic.statistics.records:
                 continue
             records.append((prefix, stop))
+            if topic is not None and topic.view is not None:
+                views.append((prefix, stop))
         elif place.family == TOMBSTONES:
             if topic is not None and count < topic.statistics.tombstones:
                 continue
@@ -128,7 +131,7 @@ def deserving(
             staging.append((prefix, stop))  # a load loses all of its rows at once, and its number is not used again
         removed[place.family][place] = count
     tasks = (
-        Task(removed[RECORDS], {RECORDS: records, INDEXES: records, VIEWS: records}),
+        Task(removed[RECORDS], {RECORDS: records, INDEXES: records} | ({VIEWS: views} if views else {})),
         Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
         # Commits are pruned once all topics have let go of them.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),

@@ -22,7 +22,7 @@ from tests.support.stores.stores import HOUR, Rig
 
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    assert (rig.path / "SOW").read_text().startswith("sow data, format 5")
+    assert (rig.path / "SOW").read_text().startswith("sow data, format 6")
     assert rig.store.origins.names == ("sow",)
     rig.close()
 
