@@ -54,6 +54,8 @@ PAYLOAD_BYTES_MAX: Final = 2**20
 """A longer payload is not put into a view."""
 NAMES_KEPT: Final = 10_000
 """Names of groups whose keys a plan remembers."""
+_FIELD_BYTES: Final = 200
+"""Memory of a field of a document, and of an extreme."""
 _GROUP_BYTES: Final = 600
 """Memory of a group besides its states and texts."""
 _SAME: Final = object()
@@ -138,8 +140,8 @@ class Plan:
         ]
         """The states whose values are kept in order, and their columns."""
         self.greatest: Final = [state.greatest for _, _, state in self.kept]
-        self.group_bytes: Final = _GROUP_BYTES + sum([state.BYTES for state in made])
-        """Memory of a group, besides its key and its document."""
+        self.group_bytes: Final = _GROUP_BYTES + sum([state.BYTES + _FIELD_BYTES for state in made])
+        """Memory of a group, besides its key: about, as texts may be longer or shorter."""
         self._numeric: Final = source.settings.message_type in (MessageType.FIX, MessageType.NVFIX)
 
     @property
@@ -243,7 +245,18 @@ class Plan:
         states = [make() for _, make in groups.states]
         count = len(groups.names)
         texts, extremes = [0] * count, [b""] * len(self.kept)
-        return ViewGroup(states, [False] * count, plan=self, key=key, texts=texts, extremes=extremes)
+        shown: list[bytes | None] = [None] * len(self.kept)
+        memory = self.group_bytes + 4 * len(key)
+        return ViewGroup(
+            states,
+            [False] * count,
+            plan=self,
+            key=key,
+            texts=texts,
+            extremes=extremes,
+            shown=shown,
+            memory=memory,
+        )
 
     def load(self, key: bytes, row: bytes) -> ViewGroup:
         group = self.new(key)
@@ -337,6 +350,9 @@ class ViewGroup(Group):
     texts: list[int]
     """For each value that names it: how many records have a text there."""
     extremes: list[bytes]
+    shown: list[bytes | None]
+    """The extremes whose values the states have."""
+    memory: int
     document: bytes = b""
     named: Mapping[str, bool | int | float | str | None] | None = None
     """The values that name it; None: they may be others now."""
@@ -350,10 +366,13 @@ class ViewGroup(Group):
             self.named = groups.named(self.key.decode(), self.is_text)
             self.head = "".join([_member(name) + scalar_json(value) for name, value in self.named.items()])
         if plan.kept:
-            for (at, _, _), place, greatest in zip(plan.kept, self.extremes, plan.greatest, strict=True):
-                state = self.states[at]
-                assert isinstance(state, Extreme), "it was made so"
-                state.value = read_ordered(place, 0, integers_last=greatest)[0] if place else None
+            shown = self.shown
+            for slot, place in enumerate(self.extremes):
+                if place is not shown[slot]:
+                    shown[slot] = place
+                    at, _, state = plan.kept[slot]
+                    value = read_ordered(place, 0, integers_last=state.greatest)[0] if place else None
+                    self.states[at].value = value  # type: ignore[attr-defined]  # an Extreme
         members = self.head
         if plan.drawn is None:
             values = groups.values(self.named, groups.slot_values(self), plan.meta)
@@ -369,10 +388,6 @@ class ViewGroup(Group):
         states = self.states
         moved = [states[at].dump() for at, _ in self.plan.moving]  # type: ignore[attr-defined]  # a Count or a Sum
         return _encode((self.records, self.texts, moved, self.extremes))
-
-    @property
-    def memory(self) -> int:
-        return self.plan.group_bytes + 4 * len(self.key) + 2 * len(self.document)
 
 
 def _types_of(rows: Sequence[Row]) -> list[list[type]]:

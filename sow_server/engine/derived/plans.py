@@ -38,16 +38,14 @@ class Group(Protocol):
     """The payload of its record in the view; empty: it has none."""
     extremes: list[bytes]
     """The value of each MIN and MAX, as it is ordered; empty: there is none."""
+    memory: int
+    """About how many bytes it takes."""
 
     def draw(self) -> bytes:
         """The payload of its record, from its state."""
 
     def dump(self) -> bytes:
         """Its state."""
-
-    @property
-    def memory(self) -> int:
-        """About how many bytes of memory it takes."""
 
 
 class Grouped(NamedTuple):
