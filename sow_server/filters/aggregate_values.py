@@ -74,7 +74,11 @@ def _clean(value: object) -> object:
     kind = type(value)
     if kind is str:
         text: str = value  # type: ignore[assignment]  # narrowed by `type() is`
-        return value if len(text) <= _SHORT_CHARACTERS or len(text.encode(errors="surrogatepass")) <= TEXT_BYTES_MAX else LONG
+        return (
+            value
+            if len(text) <= _SHORT_CHARACTERS or len(text.encode(errors="surrogatepass")) <= TEXT_BYTES_MAX
+            else LONG
+        )
     return value if value is None or kind in (bool, int, float) else LONG
 
 

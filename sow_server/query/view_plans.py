@@ -422,7 +422,9 @@ def _check_now(definition: ViewDefinition) -> None:
         for at, (_, text) in enumerate(texts):
             calls = AggregateCalls()
             tree = parse(text, (), "value", calls)
-            _check_tree(f"view.{name}[{at}]", [tree, *[one.argument for one in calls.found if one.argument is not None]])
+            _check_tree(
+                f"view.{name}[{at}]", [tree, *[one.argument for one in calls.found if one.argument is not None]]
+            )
     if definition.where:
         _check_tree("view.where", [parse(definition.where)])
 

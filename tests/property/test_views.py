@@ -218,4 +218,3 @@ def test_a_sum_that_moves_and_is_kept_is_that_of_what_is_left(
             repr(alone.average),
             alone.count,
         )
-

@@ -20,9 +20,7 @@ from sow_server.engine.values.views import has_views
 class DeleteTopic:
     """The step that deletes a topic; answers how many live records it had."""
 
-    def __init__(
-        self, parts: Parts, name: str, *, force: bool, in_config: bool, sees: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, parts: Parts, name: str, *, force: bool, in_config: bool, sees: Callable[[str], bool]) -> None:
         """`sees`: true for a topic that the caller sees, by its name."""
         self._parts = parts
         self._in_config = in_config

@@ -291,9 +291,7 @@ def _replacing(letter: Letter, own: msgspec.Raw | None) -> Letter:
 # --- checks of settings ----------------------------------------------------------------------------------------------
 
 
-def check(
-    topics: Topics, name: str, settings: TopicSettings, declared: Declared, *, is_view: bool = False
-) -> None:
+def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared, *, is_view: bool = False) -> None:
     """Raises StoreError INVALID_ARGUMENT when a topic called `name`, which declares `declared`, cannot have these
     settings because of the dead letters that it sends, or gets from existing topics.
 

@@ -99,9 +99,7 @@ class ViewRig(Rig):
             assert self.rows(VIEWS, ordered_prefix(topic.prefix, 0, b"")[:5], topic.stop) == []
 
 
-def brute_force(
-    source: Topic, view: ViewDefinition, records: dict[bytes, Record]
-) -> tuple[dict[bytes, bytes], int]:
+def brute_force(source: Topic, view: ViewDefinition, records: dict[bytes, Record]) -> tuple[dict[bytes, bytes], int]:
     """The payloads of a view by key, and how many records are in no group."""
     rows = [(key, _stored(one)) for key, one in records.items()]
     if view.where:

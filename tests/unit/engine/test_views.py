@@ -393,7 +393,11 @@ def test_nobody_writes_to_a_view(rig: ViewRig) -> None:
         ({"select": ["COUNT(*) AS n"], "group_by": ["COUNT(*)"]}, Reason.EXPRESSION_INVALID, "view.group_by[0]"),
         ({"select": ["COUNT(*) AS n"], "where": "/px >"}, Reason.FILTER_INVALID, "view.where"),
         ({"select": ["COUNT(*) AS n"], "where": "/px > NOW_MICROS()"}, Reason.EXPRESSION_INVALID, "view.where"),
-        ({"select": ["COUNT(*) AS n"], "expiration": Expiration.ENABLED}, Reason.INVALID_ARGUMENT, "settings.expiration"),
+        (
+            {"select": ["COUNT(*) AS n"], "expiration": Expiration.ENABLED},
+            Reason.INVALID_ARGUMENT,
+            "settings.expiration",
+        ),
         ({"select": ["COUNT(*) AS n"], "key": ("/a",)}, Reason.INVALID_ARGUMENT, "settings.key"),
     ],
 )
