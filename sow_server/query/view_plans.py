@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Final, TypeAlias
@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sow_server.engine.catalog.topics import Topic
-from sow_server.engine.derived.plans import Computed, Entries, Grouped, Records
+from sow_server.engine.derived.plans import Computed, Entries, Grouped, Row
 from sow_server.engine.derived.plans import Group as PlannedGroup
 from sow_server.engine.derived.plans import Share as PlannedShare
 from sow_server.engine.formats.topic_formats import zeros_before
@@ -58,7 +58,6 @@ _GROUP_BYTES: Final = 600
 """Memory of a group besides its states and texts."""
 _SAME: Final = object()
 _encode: Final = msgspec.msgpack.Encoder().encode
-Row: TypeAlias = tuple[object, ...]
 Name: TypeAlias = object
 """What names a group: a text, or several values with their types. 1 == 1.0 == True in Python."""
 
@@ -110,18 +109,21 @@ class Plan:
         self._source: Final = source
         self.per_record: Final = groups is None
         trees = [*columns, *([] if where is None else [where])]
-        self.reads_metadata: Final = any(is_of_record(node) for tree in trees for node in walk(tree))
+        reads_metadata = any(is_of_record(node) for tree in trees for node in walk(tree))
         self._decode: Final = source.format.decoder(names) if names else None
         key_paths = [parse_path(path) for path in source.settings.key]
         self._fold: Final = compile_fold(columns, where, key_paths=key_paths)
-        self._metas: Final = metas_of(source, trees, 0) if self.reads_metadata else None
+        self._metas: Final = metas_of(source, trees, 0) if reads_metadata else None
         self.meta: Final = Meta("", 0, 0, None, source.name, 0)
         self._groups = groups
         items = items if groups is None else groups.items
         self.members: Final = [f"{encode_basestring(name)}:" for name in items]
         """The names of the fields of a document, but for those that name its group."""
-        self._keys: dict[str, bytes | None] = {}
-        """The keys of groups that were named by one text."""
+        self._keys: dict[Name, bytes] = {}
+        """The keys of groups by name; empty for a name that names none."""
+        self.types: Final[list[Types]] = [set() for _ in columns[0 if groups is None else len(groups.names) :]]
+        """The types that have been among the arguments of aggregates, by column."""
+        self._no_columns: Final[Sequence[Sequence[object]]] = [()] * (len(columns) + 2)
         states = () if groups is None else groups.states
         made = [make() for _, make in states]
         first = 0 if groups is None else len(groups.names)
@@ -146,8 +148,9 @@ class Plan:
 
     # -- from records to rows [1] -----------------------------------------------------------------------------------
 
-    def _rows(self, records: Records) -> list[Row]:
-        keys, values = records
+    def rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[Row]:
+        """A row has the values of a record, and its key; for a view of groups the name of its group in front of the
+        arguments of aggregates, which are clean."""
         rows: list[Row] = []
         if not keys:
             return rows
@@ -156,17 +159,26 @@ class Plan:
             documents = map(self._decode, payloads(values))
         metas = repeat(self.meta, len(keys)) if self._metas is None else self._metas(keys, values)
         self._fold(documents, metas, keys, rows.append)
-        return rows
+        if self._groups is None or not rows:
+            return rows
+        count = len(self._groups.names)
+        columns = list(zip(*rows, strict=True))
+        arguments: list[Sequence[object]] = []
+        for column, known in zip(columns[count:-1], self.types, strict=True):
+            cleaned, types = clean(column)
+            arguments.append(cleaned)
+            known.update(types)
+        names: Iterable[Name] = _names(columns[:count]) if count else repeat(ALL, len(rows))
+        return list(zip(names, *arguments, columns[-1], strict=True))
 
-    def compute(self, gone: Records, come: Records) -> Computed:
+    def compute(self, gone: Sequence[Row], come: Sequence[Row]) -> Computed:
         before, left_out = self._documents(gone)
         after, more_left_out = self._documents(come)
         return Computed(before, after, more_left_out - left_out)
 
-    def _documents(self, records: Records) -> tuple[dict[bytes, bytes], int]:
+    def _documents(self, rows: Sequence[Row]) -> tuple[dict[bytes, bytes], int]:
         """Payloads by record key, and how many records have none [3]."""
         found: dict[bytes, bytes] = {}
-        rows = self._rows(records)
         for *values, key in rows:
             payload = self._payload(values)
             if payload is not None:
@@ -183,66 +195,42 @@ class Plan:
 
     # -- from rows to groups [2] ------------------------------------------------------------------------------------
 
-    def divide(self, gone: Records, come: Records) -> Grouped:
+    def divide(self, gone: Sequence[Row], come: Sequence[Row]) -> Grouped:
+        went: defaultdict[Name, list[Row]] = defaultdict(list)
+        for row in gone:
+            went[row[0]].append(row)
+        came: defaultdict[Name, list[Row]] = defaultdict(list)
+        for row in come:
+            came[row[0]].append(row)
         shares: dict[bytes, Share] = {}
-        went, went_types = self._buckets(self._rows(gone))
-        came, came_types = self._buckets(self._rows(come))
-        types = [one | other for one, other in zip(went_types, came_types, strict=True)]
-        ungrouped = 0
-        for buckets, sign in ((went, -1), (came, 1)):
-            for name, rows in buckets.items():
+        ungrouped, known = 0, self._keys
+        for name in [*came, *[name for name in went if name not in came]]:
+            key = known.get(name)
+            if key is None:
                 key = self._key_of(name)
-                if key is None:
-                    ungrouped += sign * len(rows)
-                    continue
+            here, there = came.get(name, ()), went.get(name, ())
+            if not key:
+                ungrouped += len(here) - len(there)
+            elif here != there or _types_of(here) != _types_of(there):
                 share = shares.get(key)
                 if share is None:
-                    share = shares[key] = Share(types, [0] * len(self.groups.names))
-                if sign > 0:
-                    share.come += rows
-                else:
-                    share.gone += rows
-                if type(name) is str:
-                    if share.texts:
-                        share.texts[0] += sign * len(rows)
-                else:
-                    for at, is_text in enumerate(_are_texts(name)):
-                        share.texts[at] += is_text * sign * len(rows)
-        same = [key for key, share in shares.items() if share.come == share.gone and share.changes_nothing()]
-        for key in same:
-            del shares[key]
+                    shares[key] = Share(name, here, there)
+                else:  # another name of the same group, such as 1 and "1"
+                    share.add(name, here, there)
         return Grouped(shares, ungrouped)
 
-    def _buckets(self, rows: Sequence[Row]) -> tuple[Mapping[Name, list[Row]], list[Types]]:
-        """Rows of the arguments of aggregates and of the record's key, by the name of their group; and the types that
-        are among these arguments."""
-        count = len(self.groups.names)
-        if not rows:
-            return {}, [set() for _ in self.groups.columns[count:]]
-        columns = list(zip(*rows, strict=True))
-        cleaned = list(map(clean, columns[count:-1]))
-        arguments = zip(*[column for column, _ in cleaned], columns[-1], strict=True)
-        buckets: defaultdict[Name, list[Row]] = defaultdict(list)
-        if not count:
-            buckets[ALL] = list(arguments)
-        else:
-            for name, row in zip(_names(columns[:count]), arguments, strict=True):
-                buckets[name].append(row)
-        return buckets, [types for _, types in cleaned]
-
-    def _key_of(self, name: Name) -> bytes | None:
-        """The key of the group of a name; None: it names none."""
+    def _key_of(self, name: Name) -> bytes:
+        """The key of the group of a name; empty: it names none."""
         if not self.groups.names:
-            return ALL.encode()
-        if type(name) is not str:
+            found: str | None = ALL
+        elif type(name) is str:
+            found = group_key((name,))
+        else:
             assert isinstance(name, tuple), "several values, or one that is no text"
-            return _encoded(group_key([value for _, value in name]))
-        text: str = name
-        key = self._keys.get(text, b"")
-        if key == b"":
-            if len(self._keys) >= NAMES_KEPT:
-                self._keys.clear()
-            key = self._keys[text] = _encoded(group_key((text,)))
+            found = group_key([value for _, value in name])
+        if len(self._keys) >= NAMES_KEPT:
+            self._keys.clear()
+        key = self._keys[name] = found.encode() if found else b""
         return key
 
     # -- groups -----------------------------------------------------------------------------------------------------
@@ -265,23 +253,32 @@ class Plan:
         group.document = group.draw() if group.records else b""
         return group
 
-    def give(self, group: PlannedGroup, share: PlannedShare) -> list[Entries]:
+    def give(self, group: PlannedGroup, share: PlannedShare) -> Sequence[Entries]:
         assert isinstance(group, ViewGroup), "this plan has made both"
         assert isinstance(share, Share), "as above"
         come, gone = share.come, share.gone
-        group.records += len(come) - len(gone)
+        more = len(come) - len(gone)
+        group.records += more
+        states, types = group.states, self.types
         if self.moving:
-            added: list[Sequence[object]] = list(zip(*come, strict=True)) if come else [()] * (len(share.types) + 1)
-            taken: list[Sequence[object]] = list(zip(*gone, strict=True)) if gone else [()] * (len(share.types) + 1)
-            states = group.states
+            added: Sequence[Sequence[object]] = tuple(zip(*come, strict=True)) if come else self._no_columns
+            taken: Sequence[Sequence[object]] = tuple(zip(*gone, strict=True)) if gone else self._no_columns
             for at, column in self.moving:
-                states[at].move(added[column], taken[column], share.types[column])  # type: ignore[attr-defined]  # a Count or a Sum
-        if any(share.texts):
-            group.texts = [count + more for count, more in zip(group.texts, share.texts, strict=True)]
-            is_text = [count > 0 for count in group.texts]
-            if is_text != group.is_text:
-                group.is_text, group.named = is_text, None
-        return [self._entries(column, state.greatest, come, gone) for _, column, state in self.kept]
+                states[at].move(added[column + 1], taken[column + 1], types[column])  # type: ignore[attr-defined]  # a Count or a Sum
+        if (more and group.texts) or share.others:
+            self._name(group, share)
+        if not self.kept:
+            return ()
+        return [self._entries(column + 1, state.greatest, come, gone) for _, column, state in self.kept]
+
+    def _name(self, group: ViewGroup, share: Share) -> None:
+        """Counts the records of a group whose values are texts: what is shown of it may be another value now."""
+        for name, more in ((share.name, share.more), *share.others):
+            for at, is_text in enumerate(_are_texts(name)):
+                group.texts[at] += is_text * more
+        is_text_now = [count > 0 for count in group.texts]
+        if is_text_now != group.is_text:
+            group.is_text, group.named = is_text_now, None
 
     def _entries(self, column: int, greatest: bool, come: Sequence[Row], gone: Sequence[Row]) -> Entries:
         """The changes of the values of a column. A value that stays is none."""
@@ -308,20 +305,26 @@ class Plan:
         return ordered(value, integers_last=greatest)  # type: ignore[arg-type]  # a clean value: a scalar, null or LONG
 
 
-@dataclass(slots=True)
 class Share:
-    """The share of some records in a group."""
+    """The share of some records in a group: rows that come and rows that go, and the names that the records have for
+    the group."""
 
-    types: Sequence[Types]
-    """The types that may be among the arguments of aggregates, by column."""
-    texts: list[int]
-    """For each value that names the group: by how many records with a text there it has more."""
-    come: list[Row] = field(default_factory=list)
-    gone: list[Row] = field(default_factory=list)
+    __slots__ = ("come", "gone", "more", "name", "others")
 
-    def changes_nothing(self) -> bool:
-        """True if the rows, which are equal, have equal types as well."""
-        return not any(self.texts) and list(map(_types, self.come)) == list(map(_types, self.gone))
+    def __init__(self, name: Name, come: Sequence[Row], gone: Sequence[Row]) -> None:
+        self.name = name
+        self.come = come
+        self.gone = gone
+        self.more = len(come) - len(gone)
+        """By how many records with this name there are more."""
+        self.others: list[tuple[Name, int]] = []
+        """Other names, with the same."""
+
+    def add(self, name: Name, come: Sequence[Row], gone: Sequence[Row]) -> None:
+        """Adds rows with another name."""
+        self.come = [*self.come, *come]
+        self.gone = [*self.gone, *gone]
+        self.others.append((name, len(come) - len(gone)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -336,7 +339,7 @@ class ViewGroup(Group):
     document: bytes = b""
     named: Mapping[str, bool | int | float | str | None] | None = None
     """The values that name it; None: they may be others now."""
-    _members: Sequence[str] = ()
+    members: Sequence[str] = ()
     """The same in its document."""
 
     def draw(self) -> bytes:
@@ -344,27 +347,29 @@ class ViewGroup(Group):
         groups = plan.groups
         if self.named is None:
             self.named = groups.named(self.key.decode(), self.is_text)
-            self._members = [f"{encode_basestring(name)}:{scalar_json(value)}" for name, value in self.named.items()]
-        for (at, _, _), place, greatest in zip(plan.kept, self.extremes, plan.greatest, strict=True):
-            state = self.states[at]
-            assert isinstance(state, Extreme), "it was made so"
-            state.value = read_ordered(place, 0, integers_last=greatest)[0] if place else None
+            self.members = [f"{encode_basestring(name)}:{scalar_json(value)}" for name, value in self.named.items()]
+        if plan.kept:
+            for (at, _, _), place, greatest in zip(plan.kept, self.extremes, plan.greatest, strict=True):
+                state = self.states[at]
+                assert isinstance(state, Extreme), "it was made so"
+                state.value = read_ordered(place, 0, integers_last=greatest)[0] if place else None
         values = groups.values(self.named, groups.slot_values(self), plan.meta)
-        return payload_of(
-            [*self._members, *[name + scalar_json(value) for name, value in zip(plan.members, values, strict=True)]]
-        )
+        members = [*self.members, *[name + scalar_json(value) for name, value in zip(plan.members, values)]]  # noqa: B905  # made in equal numbers; on the path of every group
+        return payload_of(members)
 
     def dump(self) -> bytes:
-        states = [self.states[at].dump() for at, _ in self.plan.moving]  # type: ignore[attr-defined]  # a Count or a Sum
-        return _encode((self.records, self.texts, states, self.extremes))
+        states = self.states
+        moved = [states[at].dump() for at, _ in self.plan.moving]  # type: ignore[attr-defined]  # a Count or a Sum
+        return _encode((self.records, self.texts, moved, self.extremes))
 
     @property
     def memory(self) -> int:
         return self.plan.group_bytes + 4 * len(self.key) + 2 * len(self.document)
 
 
-def _types(row: Row) -> list[type]:
-    return list(map(type, row))
+def _types_of(rows: Sequence[Row]) -> list[list[type]]:
+    """Rows may be equal and have different types: 1 == 1.0 == True in Python."""
+    return [list(map(type, row)) for row in rows]
 
 
 def _names(columns: Sequence[Sequence[object]]) -> Iterable[Name]:
@@ -380,14 +385,11 @@ def _names(columns: Sequence[Sequence[object]]) -> Iterable[Name]:
 
 
 def _are_texts(name: Name) -> Sequence[bool]:
-    """For each value of a name that is no single text: true if it is a text."""
+    """For each value of a name: true if it is a text."""
+    if type(name) is str:
+        return (True,)
     assert isinstance(name, tuple), "several values, or one that is no text"
     return [kind is str for kind, _ in name]
-
-
-def _encoded(key: str | None) -> bytes | None:
-    """The key of a group as a record's [3]."""
-    return key.encode() if key else None
 
 
 def _json(value: object) -> str:

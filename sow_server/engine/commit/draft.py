@@ -193,10 +193,8 @@ class Draft:
         """The stored values of keys as they were before this commit."""
         values, looked_up = self._values, set[bytes]().union(*self._looked_up)
         wanted = [key for key in store_keys if key not in values and key not in looked_up]
-        for key, value in zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True):
-            if value is not None:
-                values[key] = value
-        return list(map(values.get, store_keys))
+        read = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+        return [values.get(key) or read.get(key) for key in store_keys]
 
     def rows(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys of a column family, including the puts of this draft, without its deletes."""

@@ -138,7 +138,7 @@ def touches_stored(job: Job, *, puts_only: bool = False) -> bool:
     if not isinstance(request, Publish) or (request.removals is not None and not puts_only):
         return True
     assert topic is not None, "the job has been prepared"
-    if job.delta is not None or topic.indexes.all or topic.previous_wanted or topic.views:
+    if job.delta is not None or topic.indexes.all or topic.previous_wanted:
         return True
     return request.permits is not None and request.permits.reads_payloads
 
@@ -152,7 +152,7 @@ def _fitting(
     each, per_byte = _each(job), BYTE
     if job.delta is not None:
         per_byte = MERGE_BYTE
-    elif job.topic.indexes.all or job.topic.views:
+    elif job.topic.indexes.all:
         per_byte = INDEX_BYTE
     used, used_bytes, fits, step = REQUEST, 0, 0, HEADS_FIRST
     store_keys = job.store_keys[job.position : job.position + count]
@@ -196,7 +196,7 @@ def _each(job: Job) -> float:
             each = SINGLE_RECORD + UNSET_PATH * len(request.unset_paths)
         else:
             each = PLAIN_RECORD
-        each += (INDEX_BYTE if topic.indexes.all else BYTE) * job.size / (len(job.keys) or 1)
+        each += (INDEX_BYTE if topic.indexes.all or topic.views else BYTE) * job.size / (len(job.keys) or 1)
     else:
         each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
     each += VIEW_RECORD * len(topic.views)

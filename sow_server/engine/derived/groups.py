@@ -1,4 +1,4 @@
-"""The groups of views in memory, so that a change of a group need not read it.
+"""The groups and the rows of views in memory, so that a change need not read them.
 
 [1]  A group is taken out while a draft changes it, and put back once the draft is committed. So the changes of a draft
      that is dropped are never here: the next look reads the group from disk.
@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from sow_server.engine.derived.plans import Group
+from sow_server.engine.derived.plans import Group, Row
 
 GROUPS_MAX: Final = 20_000
 GROUPS_BYTES_MAX: Final = 64 * 2**20
+ROWS_MAX: Final = 200_000
+"""Rows of all views together: about 50 MB."""
 
 
 class GroupCache:
@@ -58,3 +60,34 @@ class GroupCache:
         """Forgets everything."""
         self._groups.clear()
         self._bytes = 0
+
+
+class RowCache:
+    """What the records of a source bring to one view, by their store keys, as of the last commit: a record that changes
+    need not be read and decoded as it was. For the writer's thread.
+
+    Rows go in two generations, the older one once the younger one has half of the rows.
+    """
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._old: dict[bytes, Row] = {}
+        self._young: dict[bytes, Row] = {}
+
+    def __len__(self) -> int:
+        return len(self._old) + len(self._young)
+
+    def find(self, store_keys: Sequence[bytes]) -> list[Row | None]:
+        """The rows of records; None: it is not here."""
+        found = list(map(self._young.get, store_keys))
+        if self._old and None in found:
+            old = self._old
+            found = [old.get(key) if row is None else row for key, row in zip(store_keys, found, strict=True)]
+        return found
+
+    def update(self, rows: Mapping[bytes, Row], rows_max: int) -> None:
+        """Takes over the rows of a commit."""
+        self._young.update(rows)
+        if 2 * len(self._young) > rows_max:
+            self._old, self._young = self._young, {}

@@ -13,13 +13,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.views import ViewDefinition
 
-
-class Records(NamedTuple):
-    """Records of a source, in columns."""
-
-    keys: Sequence[bytes]
-    values: Sequence[bytes]
-    """As they are stored: header and payload."""
+Row: TypeAlias = tuple[object, ...]
+"""What a record brings to a view, as its plan has it; empty: nothing."""
+NOTHING: Row = ()
 
 
 class Entries(NamedTuple):
@@ -76,20 +72,20 @@ class ViewPlan(Protocol):
 
     @property
     def per_record(self) -> bool:
-        """True if the view has a record for each record (rule V3)."""
-
-    @property
-    def reads_metadata(self) -> bool:
-        """False: a record whose payload stays has the same share."""
+        """True if the view has a record for each record (rule V3). Its rows may be as large as records."""
 
     @property
     def greatest(self) -> Sequence[bool]:
         """For each MIN and MAX: True if it is a MAX."""
 
-    def compute(self, gone: Records, come: Records) -> Computed:
-        """The changes from records before a commit to those after it, for a view `per_record`."""
+    def rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[Row]:
+        """The rows of records, given by their keys and stored values. For those alone that bring something; the key is
+        the last thing in a row."""
 
-    def divide(self, gone: Records, come: Records) -> Grouped:
+    def compute(self, gone: Sequence[Row], come: Sequence[Row]) -> Computed:
+        """The changes from the rows of records before a commit to those after it, for a view `per_record`."""
+
+    def divide(self, gone: Sequence[Row], come: Sequence[Row]) -> Grouped:
         """The same for a view of groups."""
 
     def new(self, key: bytes) -> Group:

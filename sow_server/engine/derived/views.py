@@ -24,8 +24,8 @@ import structlog
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.column_changes import Puts, delete_all, put_all
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.derived.groups import GroupCache
-from sow_server.engine.derived.plans import Entries, Group, PlanOf, Records, ViewPlan
+from sow_server.engine.derived.groups import ROWS_MAX, GroupCache, RowCache
+from sow_server.engine.derived.plans import NOTHING, Entries, Group, PlanOf, Row, ViewPlan
 from sow_server.engine.disk.layout import (
     VIEW_KEY,
     ViewCounts,
@@ -39,7 +39,6 @@ from sow_server.engine.disk.rocks import META, RECORDS, VIEWS, Cursor, Rocks
 from sow_server.engine.stored import (
     HEADER_FAST,
     ORDERED_END,
-    PAYLOAD,
     RECORD_KEY,
     header_start,
     i64,
@@ -53,13 +52,15 @@ log = structlog.get_logger(__name__)
 
 VIEWS_MAX: Final = 8
 """Views of one source (rule V1): each of its commits settles all of them."""
+READ_BYTES: Final = 16 * 2**20
+"""Old records that are read at a time, about."""
 _NEVER_BYTES: Final = i64(NEVER)
 
 
 class View:
     """One view. The writer's thread changes it after a commit."""
 
-    __slots__ = ("counts", "plan", "position", "source", "topic")
+    __slots__ = ("counts", "plan", "position", "rows", "source", "topic")
 
     def __init__(self, topic: Topic, source: Topic, plan: ViewPlan, counts: ViewCounts, position: bytes | None) -> None:
         self.topic: Final = topic
@@ -68,6 +69,7 @@ class View:
         self.counts = counts
         self.position = position
         """The store key of the source at which building goes on; None: it is complete."""
+        self.rows: Final = RowCache()
         self.show()
 
     def show(self) -> None:
@@ -88,6 +90,8 @@ class Views:
         self._of_source: dict[int, tuple[View, ...]] = {}
         self.seconds = 0.0
         """The time that settling has taken since the start."""
+        self._count = 0
+        """How many views there are."""
 
     # -- the views that there are -----------------------------------------------------------------------------------
 
@@ -145,6 +149,7 @@ class Views:
         source = view.source
         self._of_source[source.id] = (*self._of_source.get(source.id, ()), view)
         source.views = (*source.views, view.topic)
+        self._count += 1
 
     def remove(self, topic: Topic) -> None:
         """A topic was deleted, which may be a view."""
@@ -152,6 +157,7 @@ class Views:
             kept = tuple([view for view in views if view.topic is not topic])
             if len(kept) < len(views):
                 views[0].source.views = tuple([view.topic for view in kept])
+                self._count -= 1
                 del self._of_source[source_id]
                 if kept:
                     self._of_source[source_id] = kept
@@ -172,23 +178,59 @@ class Views:
         begun = time.perf_counter()
         own, draft.journal.source = draft.journal.source, 0  # they are this instance's own changes
         for topic_id in sources:
-            changed: _Changed | None = None
-            for view in self._of_source[topic_id]:
-                if changed is None:
-                    changed = _Changed(draft, view.source)
-                gone, come = changed.records(view)
-                if gone.keys or come.keys:
+            views = self._of_source[topic_id]
+            keys = _touched(draft, views[0].source)
+            puts = draft.batch.puts[RECORDS]
+            for view in views:
+                wanted = keys if view.position is None else [key for key in keys if key < view.position]  # [3]
+                if wanted:
+                    gone = self._rows_before(draft, view, wanted)
+                    there = [key for key in wanted if key in puts]
+                    come = view.plan.rows([key[RECORD_KEY] for key in there], [puts[key] for key in there])
                     self._stage(draft, view, gone, come)
+                    self._remember(draft, view, wanted, come)
         draft.journal.source = own
         self.seconds += time.perf_counter() - begun
 
     def stage_built(self, draft: Draft, view: View, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Stages that records, given by store keys and stored values, are in a view from now on."""
         counts = view.counts._replace(records_read=view.counts.records_read + len(keys))
-        come = Records([key[RECORD_KEY] for key in keys], values)
-        self._stage(draft, view, Records((), ()), come, counts)
+        come = view.plan.rows([key[RECORD_KEY] for key in keys], values)
+        self._stage(draft, view, (), come, counts)
+        self._remember(draft, view, keys, come)
 
-    def _stage(self, draft: Draft, view: View, gone: Records, come: Records, counts: ViewCounts | None = None) -> None:
+    def _rows_before(self, draft: Draft, view: View, store_keys: Sequence[bytes]) -> list[Row]:
+        """The rows of records as they were before a commit."""
+        found = view.rows.find(store_keys)
+        if None not in found:
+            return [row for row in found if row]
+        rows = [row for row in found if row]
+        missing = [key for key, row in zip(store_keys, found, strict=True) if row is None]
+        figures = view.source.statistics
+        # So many that old records of a large topic do not fill the memory.
+        piece = max(16, READ_BYTES * figures.records // (figures.record_bytes or 1))
+        for start in range(0, len(missing), piece):
+            keys = missing[start : start + piece]
+            there = [
+                (key[RECORD_KEY], value)
+                for key, value in zip(keys, draft.before(keys), strict=True)
+                if value is not None
+            ]
+            rows += view.plan.rows([key for key, _ in there], [value for _, value in there])
+        return rows
+
+    def _remember(self, draft: Draft, view: View, store_keys: Sequence[bytes], come: Sequence[Row]) -> None:
+        """After the commit, these records bring these rows, or nothing."""
+        if view.plan.per_record:
+            return
+        rows: dict[bytes, Row] = dict.fromkeys(store_keys, NOTHING)
+        prefix = view.source.prefix
+        rows.update([(prefix + row[-1], row) for row in come])  # type: ignore[operator]  # a key is the last thing in a row
+        draft.on_commit.append(partial(view.rows.update, rows, ROWS_MAX // max(1, self._count)))
+
+    def _stage(
+        self, draft: Draft, view: View, gone: Sequence[Row], come: Sequence[Row], counts: ViewCounts | None = None
+    ) -> None:
         draft.journal.end_request()
         draft.journal.atomic = True  # rule V4
         ungrouped = self._stage_records(draft, view, gone, come)
@@ -199,21 +241,24 @@ class Views:
             draft.batch.puts[VIEWS][view_counts_key(view.topic.prefix)] = encode_view_counts(after)
             draft.on_commit.append(partial(_counted, view, after))
 
-    def _stage_records(self, draft: Draft, view: View, gone: Records, come: Records) -> int:
+    def _stage_records(self, draft: Draft, view: View, gone: Sequence[Row], come: Sequence[Row]) -> int:
         """Stages the records of a view and their states; returns by how many records in no group there are more."""
-        if view.plan.per_record:
-            computed = view.plan.compute(gone, come)
+        plan = view.plan
+        if plan.per_record:
+            computed = plan.compute(gone, come)
             before, after = computed.gone, computed.come
             puts = {key: payload for key, payload in after.items() if before.get(key) != payload}
             _put(draft, view.topic, puts, [key for key in before if key not in after])
             return computed.ungrouped
-        grouped = view.plan.divide(gone, come)
+        grouped = plan.divide(gone, come)
         keys = sorted(grouped.shares)
         groups = self._groups(view, keys)
         settling = _Settling(self._rocks, draft, view)
+        give, shares, settle = plan.give, grouped.shares, settling.settle
         try:
             for key in keys:
-                settling.settle(key, groups[key], view.plan.give(groups[key], grouped.shares[key]))
+                group = groups[key]
+                settle(key, group, give(group, shares[key]))
         finally:
             settling.close()
         _put(draft, view.topic, settling.documents, settling.emptied)
@@ -232,46 +277,13 @@ class Views:
         return groups
 
 
-class _Changed:
-    """The records of a source that a draft changes: before it and after it [1]."""
-
-    def __init__(self, draft: Draft, source: Topic) -> None:
-        puts, deletes = draft.batch.puts[RECORDS], draft.batch.deletes[RECORDS]
-        touched: Iterable[bytes] = {**dict.fromkeys(deletes), **puts} if deletes else puts
-        if len(draft.statistics) > 1:
-            touched = [key for key in touched if key.startswith(source.prefix)]
-        self._keys: Final = list(touched)
-        self._olds: Final = draft.before(self._keys)
-        self._news: Final = list(map(puts.get, self._keys))
-        self._found: dict[bool, tuple[Records, Records]] = {}
-
-    def records(self, view: View) -> tuple[Records, Records]:
-        """The records that are gone, and those that have come, for a view."""
-        reads_metadata = view.plan.reads_metadata
-        if view.position is not None:
-            return self._of(reads_metadata, view.position)  # [3]
-        found = self._found.get(reads_metadata)
-        if found is None:
-            found = self._found[reads_metadata] = self._of(reads_metadata, None)
-        return found
-
-    def _of(self, reads_metadata: bool, position: bytes | None) -> tuple[Records, Records]:
-        gone_keys: list[bytes] = []
-        gone: list[bytes] = []
-        come_keys: list[bytes] = []
-        come: list[bytes] = []
-        for store_key, old, new in zip(self._keys, self._olds, self._news, strict=True):
-            if position is not None and store_key >= position:
-                continue
-            if old is not None:
-                if new is not None and not reads_metadata and old[PAYLOAD] == new[PAYLOAD]:
-                    continue
-                gone_keys.append(store_key[RECORD_KEY])
-                gone.append(old)
-            if new is not None:
-                come_keys.append(store_key[RECORD_KEY])
-                come.append(new)
-        return Records(gone_keys, gone), Records(come_keys, come)
+def _touched(draft: Draft, source: Topic) -> list[bytes]:
+    """The store keys of the records of a source that a draft changes [1], in order: they are found faster so."""
+    puts, deletes = draft.batch.puts[RECORDS], draft.batch.deletes[RECORDS]
+    touched: Iterable[bytes] = {*deletes, *puts} if deletes else puts
+    if len(draft.statistics) > 1:
+        touched = [key for key in touched if key.startswith(source.prefix)]
+    return sorted(touched)
 
 
 class _Settling:
