@@ -109,7 +109,8 @@ def create(
     Examples:
       sow view create positions --source orders --where "/open" \\
           --group-by /account --select "SUM(/qty) AS qty, MAX(/px) AS high"
-      sow view create slim --source orders --select "/account, /px * /qty AS notional"
+      sow view create slim --source orders \\
+          --select "/account, /px * /qty AS notional"
     """
     wanted = _settings(index, journal, retain_time, retain_bytes)
     with session.client() as client:
