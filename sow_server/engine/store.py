@@ -97,8 +97,7 @@ class Store:
         # The writer, the ways to it, and reading.
         self.views: Final = Views(rocks, self.topics, options.plan_of)
         self.writer: Final = _make_writer(opened, self.topics, self.views, clock, options, observer)
-        self.commits: Final = Commits(self.writer, self.topics)
-        self.commits.derived = lambda: self.views.seconds
+        self.commits: Final = Commits(self.writer, self.topics, lambda: self.views.seconds)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
         core = Core(
             rocks, self.topics, clock, self.commits, self.cuts, self.origins, self.instance, self.limits, self.unsound

@@ -238,10 +238,10 @@ def record_values(items: Sequence[Named]) -> RecordValues | None:
         tree = _read(where, text, calls)
         if calls.found:
             return None
-        name = _group_name(where, name, text, tree)
-        if name in names:
-            raise _refused(where, f"there is another {name!r}; each needs a name of its own")
-        names.append(name)
+        own = _group_name(where, name, text, tree)
+        if own in names:
+            raise _refused(where, f"there is another {own!r}; each needs a name of its own")
+        names.append(own)
         trees.append(tree)
     _check_cost(trees, items)
     return RecordValues(names, trees)

@@ -82,18 +82,6 @@ def compile_values(trees: Sequence[Expression], *, key_paths: Sequence[Sequence[
     return Compilation(trees, frozenset([tuple(path) for path in key_paths])).rows(trees)
 
 
-def compile_fold(
-    trees: Sequence[Expression], where: Filter | None, *, key_paths: Sequence[Sequence[str]] = ()
-) -> KeyedRows:
-    """As `compile_values`, in one function with a filter: a row for each record that matches `where`, which ends with
-    the record's key. NOW_MICROS raises FilterError: the row of an unchanged record must not change."""
-    together = [*trees, *([] if where is None else [where])]
-    for node in [node for tree in together for node in walk(tree)]:
-        if isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS:
-            raise FilterError("NOW_MICROS() changes without any change of a record, so a view cannot use it")
-    return Compilation(together, frozenset([tuple(path) for path in key_paths])).keyed_rows(trees, where)
-
-
 _Made = TypeVar("_Made")
 
 

@@ -4,8 +4,8 @@
      the arguments of aggregates, and of the record's key.
 [2]  Rows are divided among groups. A group takes what came and what went in one go, so that its cost is that of a
      group, not of each record.
-[3]  What cannot be in the view is `ungrouped`: a record in no group (rule Q12), one whose group would have an empty key,
-     which no record has, and one whose payload would be beyond PAYLOAD_BYTES_MAX or no JSON.
+[3]  What cannot be in the view is `ungrouped`: a record in no group (rule Q12), one whose group would have an empty
+     key, which no record has, and one whose payload would be beyond PAYLOAD_BYTES_MAX or no JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from sow_server.filters.aggregates import (
     record_values,
     scalar_json,
 )
-from sow_server.filters.compiler import compile_fold
+from sow_server.filters.compiler import Compilation
 from sow_server.filters.tree import Expression, Function, FunctionCall, Path, walk
 from sow_server.query.filtering import is_of_record
 from sow_server.query.sieve import metas_of
@@ -114,7 +114,7 @@ class Plan:
         reads_metadata = any(is_of_record(node) for tree in trees for node in walk(tree))
         self._decode: Final = source.format.decoder(names) if names else None
         key_paths = [parse_path(path) for path in source.settings.key]
-        self._fold: Final = compile_fold(columns, where, key_paths=key_paths)
+        self._fold: Final = Compilation(trees, frozenset(key_paths)).keyed_rows(columns, where)
         self._metas: Final = metas_of(source, trees, 0) if reads_metadata else None
         self.meta: Final = Meta("", 0, 0, None, source.name, 0)
         self._groups = groups
@@ -150,7 +150,7 @@ class Plan:
         assert self._groups is not None, "a view with a record for each record has none"
         return self._groups
 
-    # -- from records to rows [1] -----------------------------------------------------------------------------------
+    # -- from records to rows ([1]) -----------------------------------------------------------------------------------
 
     def rows(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[Row]:
         """A row has the values of a record, and its key; for a view of groups the name of its group in front of the
@@ -198,7 +198,7 @@ class Plan:
         payload = f"{{{members[1:]}}}".encode(errors="replace")
         return payload if len(payload) <= PAYLOAD_BYTES_MAX else None
 
-    # -- from rows to groups [2] ------------------------------------------------------------------------------------
+    # -- from rows to groups ([2]) ------------------------------------------------------------------------------------
 
     def divide(self, gone: Sequence[Row], come: Sequence[Row]) -> Grouped:
         went: defaultdict[Name, list[Row]] = defaultdict(list)
@@ -269,18 +269,20 @@ class Plan:
         group.document = group.draw() if group.records else b""
         return group
 
-    def give(self, group: ViewGroup, share: Share) -> Sequence[Entries]:  # type: ignore[override]  # this plan has made both
-        come, gone = share.come, share.gone
+    def give(self, group: PlannedGroup, share: PlannedShare) -> Sequence[Entries]:
+        own: ViewGroup = group  # type: ignore[assignment]  # this plan has made both
+        brought: Share = share  # type: ignore[assignment]  # as above
+        come, gone = brought.come, brought.gone
         more = len(come) - len(gone)
-        group.records += more
-        states, types = group.states, self.types
+        own.records += more
+        states, types = own.states, self.types
         if self.moving:
             added: Sequence[Sequence[object]] = tuple(zip(*come, strict=True)) if come else self._no_columns
             taken: Sequence[Sequence[object]] = tuple(zip(*gone, strict=True)) if gone else self._no_columns
             for at, column in self.moving:
                 states[at].move(added[column + 1], taken[column + 1], types[column])  # type: ignore[attr-defined]  # a Count or a Sum
-        if (more and group.texts) or share.others:
-            self._name(group, share)
+        if (more and own.texts) or brought.others:
+            self._name(own, brought)
         if not self.kept:
             return ()
         return [self._entries(column + 1, state.greatest, come, gone) for _, column, state in self.kept]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from sow_server.engine.derived import building
-from sow_server.engine.derived.groups import GroupCache
+from sow_server.engine.derived.view_memory import GroupCache
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.losses import settle
 from sow_server.engine.stored import ordered, read_ordered

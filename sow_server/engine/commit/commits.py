@@ -30,12 +30,12 @@ T = TypeVar("T")
 class Commits:
     """The interface of the writer for the parts of the store and for the server."""
 
-    def __init__(self, writer: Writer, topics: Topics) -> None:
+    def __init__(self, writer: Writer, topics: Topics, derived: Callable[[], float] = float) -> None:
+        """`derived`: how many seconds of commits views have taken."""
         self._writer = writer
         self._submit = writer.queue.submit
         self._topics = topics
-        self.derived: Callable[[], float] = float
-        """Tells how many seconds of commits views have taken. Set by the store."""
+        self._derived = derived
 
     # -- queueing ---------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Commits:
     @property
     def derived_seconds(self) -> float:
         """The time of commits that views have taken since the start."""
-        return self.derived()
+        return self._derived()
 
     @property
     def failure(self) -> StoreError | None:

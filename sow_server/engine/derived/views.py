@@ -4,7 +4,7 @@
      before it, and as its batch has them. Whatever has changed them (requests, merges, loads, the sweep, dead letters)
      needs no code for views, and a key that changes twice counts once.
 [2]  The rows of a view, its records and their journal are in the batch of that commit. A draft that is dropped leaves
-     nothing, in memory neither (groups [1]).
+     nothing, in memory neither (view_memory [1]).
 [3]  A view that is being built takes the changes of records before its position; those behind it are read later, as
      they are then. Nothing of it is journaled until it is complete (rule V6).
 [4]  The least and greatest values of a group are kept in order. When one is lost, the next one is looked up among those
@@ -24,8 +24,8 @@ import structlog
 from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.column_changes import Puts, delete_all, put_all
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.derived.groups import ROWS_MAX, GroupCache, RowCache
 from sow_server.engine.derived.plans import NOTHING, Entries, Group, PlanOf, Row, ViewPlan
+from sow_server.engine.derived.view_memory import ROWS_MAX, GroupCache, RowCache
 from sow_server.engine.disk.layout import (
     VIEW_KEY,
     ViewCounts,

@@ -27,6 +27,7 @@ from sow_server.engine.values.model import (
     Lifetime,
     LifetimeKind,
     Publish,
+    Request,
     Restamp,
     RestampMode,
     TopicSettings,
@@ -317,7 +318,7 @@ def test_changes_meanwhile_count_once(rig: ViewRig, monkeypatch: pytest.MonkeyPa
     rig.create_view("totals", "orders", group_by=["/account"], select=[*TOTALS, "MAX(/qty) AS high"], built=False)
     rig.turn()
     order_payload = b'{"account":"A","qty":100,"px":1}'
-    requests = [
+    requests: list[Request] = [
         Publish("orders", [order_payload] * 3, ["0", "7", "11"]),
         Delete("orders", ["1", "6"]),
     ]
