@@ -243,7 +243,8 @@ class Cuts:
         """The stored values of the live records of `keys`, None for those without one, and the `now` of the request,
         which is that of `as_of`."""
         now = topic.last_use_micros = self._clock.now_micros()
-        now = self.as_of(topic, now)
+        if topic.view is not None:
+            now = self.as_of(topic, now)
         # Before the values: were expiration disabled in between, an expired value would pass for a live one (rule L8).
         acts = topic.acts
         prefix = topic.prefix
@@ -257,7 +258,8 @@ class Cuts:
         """As `get`, for a few keys: the values are read one by one, so a reader can stop after any of them. All are of
         one instant."""
         now = topic.last_use_micros = self._clock.now_micros()
-        now = self.as_of(topic, now)
+        if topic.view is not None:
+            now = self.as_of(topic, now)
         acts = topic.acts  # before the values, as above
         store_keys = list(map(topic.prefix.__add__, keys))
         due = i64(now)
@@ -289,7 +291,8 @@ class Cuts:
                 if index.complete and index.steps in index_paths
             }
             now = topic.last_use_micros = self._clock.now_micros()
-            now = self.as_of(topic, now)
+            if topic.view is not None:
+                now = self.as_of(topic, now)
             return Cut(
                 topic,
                 now,

@@ -261,6 +261,6 @@ def _make_writer(
         HeadCache(options.head_cache_records),
         opened.origin,
         (removal_marks.on_removed, tombstones.on_removed, letter_posting.on_removed),
-        (views.settle,),
+        views.hooks,
     )
     return Writer(basis, clock, options=options.writer, observer=observer)

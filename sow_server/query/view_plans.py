@@ -61,7 +61,7 @@ _GROUP_BYTES: Final = 600
 _SAME: Final = object()
 _encode: Final = msgspec.msgpack.Encoder().encode
 Name: TypeAlias = object
-"""What names a group: a text, or several values with their types. 1 == 1.0 == True in Python."""
+"""A name of a group: a text, or several values with their types. 1 == 1.0 == True in Python."""
 
 
 def view_plan(definition: ViewDefinition, source: Topic) -> Plan:
@@ -332,7 +332,7 @@ class Share:
         self.come = come
         self.gone = gone
         self.more = len(come) - len(gone)
-        """By how many records with this name there are more."""
+        """So many more records have this name."""
         self.others: list[tuple[Name, int]] = []
         """Other names, with the same."""
 

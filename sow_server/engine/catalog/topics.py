@@ -101,6 +101,7 @@ class Topic:
         "stop",
         "takers",
         "ungrouped",
+        "view",
         "views",
         "was_followed",
     )
@@ -121,6 +122,8 @@ class Topic:
         self.prefix: Final = u32(topic_id)
         self.stop: Final = u32(topic_id + 1)
         self.declaration = declaration
+        self.view: Final = declaration.view
+        """Its definition, if it is a view (rule V1)."""
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0
@@ -154,11 +157,6 @@ class Topic:
     def in_config(self) -> bool:
         """True if the configuration file declares it."""
         return self.declaration.in_config
-
-    @property
-    def view(self) -> ViewDefinition | None:
-        """Its definition, if it is a view (rule V1)."""
-        return self.declaration.view
 
     @property
     def view_status(self) -> ViewStatus:

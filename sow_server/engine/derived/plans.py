@@ -14,7 +14,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.views import ViewDefinition
 
 Row: TypeAlias = tuple[object, ...]
-"""What a record brings to a view, as its plan has it; empty: nothing."""
+"""The values that a record brings to a view, as its plan has them; empty: none."""
 NOTHING: Row = ()
 
 
@@ -27,7 +27,7 @@ class Entries(NamedTuple):
 
 
 class Share(Protocol):
-    """What the records of one commit bring to a group and take from it."""
+    """The rows that come to a group in one commit, and those that go."""
 
 
 class Group(Protocol):
@@ -52,9 +52,9 @@ class Grouped(NamedTuple):
     """The changes of a view of groups."""
 
     shares: Mapping[bytes, Share]
-    """By the keys of the groups. A group whose records have the same values as before is not among them."""
+    """The shares by the keys of the groups. A group whose records have the same values as before is not among them."""
     ungrouped: int
-    """By how many records in no group there are more."""
+    """So many more records are in no group."""
 
 
 class Computed(NamedTuple):

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Final
@@ -90,6 +90,8 @@ class Views:
         self._of_source: dict[int, tuple[View, ...]] = {}
         self.seconds = 0.0
         """The time that settling has taken since the start."""
+        self.hooks: Final[list[Callable[[Draft], None]]] = []
+        """For the writer: empty while there are no views, so that a store without them pays nothing."""
         self._count = 0
         """How many views there are."""
 
@@ -150,6 +152,7 @@ class Views:
         self._of_source[source.id] = (*self._of_source.get(source.id, ()), view)
         source.views = (*source.views, view.topic)
         self._count += 1
+        self.hooks[:] = [self.settle]
 
     def remove(self, topic: Topic) -> None:
         """A topic was deleted, which may be a view."""
@@ -161,6 +164,8 @@ class Views:
                 del self._of_source[source_id]
                 if kept:
                     self._of_source[source_id] = kept
+        if not self._count:
+            self.hooks.clear()
 
     def incomplete(self) -> list[View]:
         """The views that are to be built."""
@@ -170,8 +175,6 @@ class Views:
 
     def settle(self, draft: Draft) -> None:
         """Adds the changes of views to a draft that is otherwise complete [1]."""
-        if not self._of_source:
-            return
         sources = [topic_id for topic_id in draft.statistics if topic_id in self._of_source]
         if not sources:
             return

@@ -68,7 +68,7 @@ def ordered(value: Scalar, *, integers_last: bool) -> bytes:
         return b"\2" + _word_bytes(bits ^ _ALL_ONES if bits & _SIGN else bits ^ _SIGN) + last
     if kind is int:
         there = index_value(Kind.NUMBER, value)
-        rest: int = value - _whole(as_float(value))  # type: ignore[arg-type,operator,assignment]  # as above
+        rest: int = value - _whole(as_float(value))  # type: ignore[arg-type,operator]  # as above
         if not rest:
             return there + (b"\x80\1" if integers_last else b"\x80\0")
         size = abs(rest).to_bytes((rest.bit_length() + 7) // 8, "big")
