@@ -22,7 +22,7 @@ from sow_server.engine.values.policies import Declared
 
 def render(config: Config) -> str:
     """The configuration as TOML with every key. A topic has only the settings that the file sets, because the others
-    come from policies and defaults. `load` reads the same `Config` back ([2])."""
+    come from policies and defaults. `load` reads the same `Config` back (file [2])."""
     parts = [
         _rendered("server", config.server, without=("listen", "auth") if config.listener_tables else ()),
         *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
