@@ -63,8 +63,8 @@ class GroupCache:
 
 
 class RowCache:
-    """The rows that the records of a source bring to one view, by store key, as of the last commit: a record that changes
-    need not be read and decoded as it was. For the writer's thread.
+    """The rows that the records of a source bring to one view, by store key, as of the last commit. So a record that
+    changes need not be read and decoded as it was. For the writer's thread.
 
     Rows go in two generations, the older one once the younger one has half of the rows.
     """
