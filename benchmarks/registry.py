@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks import (
     commanding,
+    deriving,
     dispatching,
     expiring,
     filtering,
@@ -56,6 +57,7 @@ BENCHMARKS: Final = (
     Benchmark("filtered-scan", "filtered scan, three predicates", filtering.filtered_scan, 900),
     Benchmark("index-equality", "equality on an index", filtering.index_equality, 900),
     Benchmark("aggregates", "groups and aggregates", grouping.aggregates, 600),
+    Benchmark("views", "updates of a topic with a view", deriving.views, 900),
     Benchmark("delivery", "publish to delivery", following.delivery, 600),
     Benchmark("ten-filters", "ten followers with different filters", following.ten_filters, 600),
     Benchmark("idle-followers", "many followers of nothing", following.idle_followers, 900),

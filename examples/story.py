@@ -1,6 +1,6 @@
 """The story of the demo: each step states its claims and checks them.
 
-publish → look up, touch → watch them expire → restart while records fall due → delete → kill -9 → ask → follow
+publish → look up, touch → watch them expire → restart while records fall due → delete → kill -9 → a view → ask → follow
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from examples.asking import ask
 from examples.board import BoardStep
+from examples.delays import delays, make_view
 from examples.flights import DEPARTURE_FIELDS, KEY_FIELDS, RECORDS_ALL, Flight, Flights, departure_key
 from examples.narration import ClaimFailed, Narration
 from examples.server_process import HOST, ServerProcess
@@ -126,7 +127,8 @@ class Story:
         self.watch_expiry(published, doomed)
         self.restart_with_records_falling_due()
         kept = self.delete()
-        self.kill_while_publishing(flights)
+        unacknowledged = self.kill_while_publishing(flights)
+        delays(self._narration, self._client, DEPARTURES, unacknowledged)
         ask(self._narration, self._client, DEPARTURES, snapshot(self._client, DEPARTURES).records)
         BoardStep(self._narration, self._client, flights).run()
         return kept
@@ -403,8 +405,8 @@ class Story:
         )
         return kept
 
-    def kill_while_publishing(self, flights: Flights) -> None:
-        """kill -9 in the middle of a stream of publishes."""
+    def kill_while_publishing(self, flights: Flights) -> list[Flight]:
+        """kill -9 in the middle of a stream of publishes; returns those that were not acknowledged."""
         tell = self._narration
         sent = list(islice(flights, KILLED_RECORDS_MAX))
         tell.step(
@@ -413,6 +415,7 @@ class Story:
             "that was sent but not acknowledged may be there or not. Deletes stay done.",
         )
         self._client.create_topic(DEPARTURES, key=[f"/{field}" for field in DEPARTURE_FIELDS], expiration="enabled")
+        make_view(self._client, DEPARTURES)
         before = snapshot(self._client, FLIGHTS)
         acknowledged = 0
         enough = len(sent) // 4
@@ -449,6 +452,7 @@ class Story:
             found=f"{len(expected - keys):,} are lost, {len(keys - allowed):,} were never sent",
         )
         self._claim_unchanged(before, f"topic {FLIGHTS} is as it was before the kill")
+        return sent[acknowledged:]
 
     # ---- helpers of several steps ----
 

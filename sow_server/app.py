@@ -19,8 +19,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
 import structlog
@@ -33,8 +34,16 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
-from sow_server.config import Config, ListenerConfig, MetricsConfig, clock_options, described, store_options
-from sow_server.engine.catalog.topics import Topic, Topics
+from sow_server.config import (
+    Config,
+    DeclaredView,
+    ListenerConfig,
+    MetricsConfig,
+    clock_options,
+    described,
+    store_options,
+)
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
@@ -50,6 +59,7 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
+from sow_server.query.view_plans import view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -85,6 +95,7 @@ if TYPE_CHECKING:
     from sow_server.tracing import Tracing
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
 SWITCH_SECONDS: Final = 0.001
 """How long a thread keeps the GIL while another wants it. With the default of 5 ms a publish would wait that long while
@@ -139,7 +150,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    declare_topics(store, config.topics)
+    declare_topics(store, config.topics, config.views)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics)
@@ -207,7 +218,7 @@ def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> St
     store = Store.open(
         config.server.data_dir,
         clock=GuardedClock(options=clock_options(config)),
-        options=store_options(config),
+        options=replace(store_options(config), plan_of=view_plan),
         observer=metrics,
         accept_clock=config.accept_clock,
         accept_loss=config.accept_loss,
@@ -466,17 +477,26 @@ def _link(
     return links
 
 
-def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
-    """Creates and alters topics as the configuration file declares them. A topic that left the file stays and belongs
-    to the administrator (rule K1). Raises StartError."""
+def declare_topics(
+    store: Store, declared: Mapping[str, Declared], views: Mapping[str, DeclaredView] = MappingProxyType({})
+) -> None:
+    """Creates and alters topics and views as the configuration file declares them. What left the file stays and belongs
+    to the administrator (rule K1). A view with another definition is made anew (rule V7). Raises StartError."""
 
     administration = store.administration
 
-    def finish(name: str, change: Pending[Topic]) -> None:
+    def finish(name: str, change: Pending[T]) -> None:
+        table = "views" if name in views else "topics"
         try:
             store.finish(change)
         except StoreError as error:
-            raise StartError(f"[topics.{name}]: {error.message}") from error
+            raise StartError(f"[{table}.{name}]: {error.message}") from error
+
+    for name, view in views.items():  # first: they may keep their sources from being altered
+        there = store.topics.by_name.get(name)
+        if there is not None and there.view not in (None, view.definition):
+            _check_definition(store, name, view)  # a view with its durables does not go for one that is refused
+            finish(name, administration.delete_topic(name, force=True, in_config=True))
 
     for name, settings in declared.items():
         found = store.topics.by_name.get(name)
@@ -484,9 +504,24 @@ def declare_topics(store: Store, declared: Mapping[str, Declared]) -> None:
             finish(name, administration.create_topic(name, settings, in_config=True))
         elif found.declaration.settings != settings or not found.in_config:
             finish(name, administration.alter_topic(name, _replaced_by(settings), in_config=True))
+    for name, view in views.items():
+        there = store.topics.by_name.get(name)
+        if there is None or there.view is None:  # a topic of that name is refused there
+            finish(name, administration.create_topic(name, view.settings, in_config=True, view=view.definition))
+        elif there.declaration.settings != view.settings or not there.in_config:
+            finish(name, administration.alter_topic(name, _replaced_by(view.settings), in_config=True))
     for name, topic in store.topics.by_name.items():
-        if topic.in_config and name not in declared:
+        if topic.in_config and name not in declared and name not in views:
             finish(name, administration.release_topic(name))
+
+
+def _check_definition(store: Store, name: str, view: DeclaredView) -> None:
+    source = store.topics.by_name.get(view.definition.source)
+    try:
+        if source is not None:
+            view_plan(view.definition, source)
+    except StoreError as error:
+        raise StartError(f"[views.{name}]: {error.message}") from error
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:

@@ -37,6 +37,7 @@ from sow_server.services.records.admission import Admission
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.timers import PeriodicJob
+from sow_server.view_metrics import view_metrics
 
 TOPICS_MAX: Final = 1000
 """Topics with separate figures, the first by name; the others are added up under `OTHER_TOPICS`."""
@@ -258,15 +259,11 @@ class Metrics(Collector):
         with self._scrape:
             store = self._store
             # A list, so that the store is read under the lock.
-            held = (
-                []
-                if store is None
-                else [
-                    *_store_metrics(store),
-                    *_topic_metrics(store),
-                    *_unreadable_metrics(store),
-                ]
-            )
+            held: list[Metric] = []
+            if store is not None:
+                held += [*_store_metrics(store), *_topic_metrics(store), *_unreadable_metrics(store)]
+                views, derived = store.reads.topics.by_id.values(), store.writes.commits.derived_seconds
+                held += view_metrics(views, derived, most=TOPICS_MAX)
             if self._hub is not None:
                 held += _subscription_metrics(self._hub)
             if store is not None:

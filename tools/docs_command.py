@@ -34,9 +34,9 @@ class Group:
 GROUPS: Final = {
     "topics": Group(
         "Topics and settings",
-        "Make topics, change their settings, and set policies for many topics. "
+        "Make topics and views, change their settings, and set policies for many topics. "
         "[Durable subscriptions](../../durables.md) explains retention and quotas.",
-        ("topics", "topic", "policy", "retention", "quota"),
+        ("topics", "topic", "view", "policy", "retention", "quota"),
     ),
     "write": Group(
         "Writing",

@@ -22,6 +22,7 @@ from sow_cli.exits import RootGroup
 COMMANDS: Final = {
     "topics": "topics",
     "topic": "topics",
+    "view": "views",
     "publish": "publishing",
     "load": "loading",
     "get": "records",

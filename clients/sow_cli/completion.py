@@ -57,6 +57,9 @@ _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")
 _PATH_OPTIONS: Final = frozenset(
     {"--select", "--exclude", "--order-by", "--group-by", "--by", "--unset", "--index", "--key-field"}
 )
+_FILTER_OPTIONS: Final = frozenset({"--filter", "--where"})
+_OF_TOPICS: Final = frozenset({"sow_cli.topics", "sow_cli.views"})
+"""Modules whose arguments NAME are topics."""
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 if TYPE_CHECKING:
@@ -170,10 +173,13 @@ class Values:
 
     def _finder(self, command: click.Command, param: click.Parameter) -> Finder | None:
         options = set(param.opts)
-        of_topics = getattr(command.callback, "__module__", "") == "sow_cli.topics" and command.name != "create"
+        module = getattr(command.callback, "__module__", "")
+        of_topics = module in _OF_TOPICS and command.name != "create"
         if isinstance(param, click.Argument) and (param.name == "topic" or (of_topics and param.name == "name")):
             return self.topics
-        if param.name == "filter_text" or "--filter" in options:
+        if param.name == "source" and module in _OF_TOPICS:
+            return self.topics
+        if param.name == "filter_text" or options & _FILTER_OPTIONS:
             return self.filters
         if options & _PATH_OPTIONS:
             return self.paths
@@ -192,7 +198,7 @@ class Values:
 
     def fields(self, ctx: click.Context) -> Sequence[str]:
         """The paths of fields that records of the command's topic have ([2])."""
-        named = ctx.params.get("topic") or ctx.params.get("name")
+        named = ctx.params.get("topic") or ctx.params.get("source") or ctx.params.get("name")
         if named is None and ctx.args:
             named = ctx.args[0]  # click reads no arguments on a line that ends with an option without its value
         if not isinstance(named, str) or not named:
@@ -244,7 +250,7 @@ class _Completed(_Type):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """As click's."""
-        goes_on = param.name == "filter_text" or "--filter" in param.opts
+        goes_on = param.name == "filter_text" or not _FILTER_OPTIONS.isdisjoint(param.opts)
         return [CompletionItem(found, goes_on=goes_on) for found in self._finder(ctx, incomplete)]
 
 

@@ -84,7 +84,7 @@ def doctor(session: Session, output: Output) -> None:
       disk         less is free than the data take
       topics       expiration is disabled; a journal has no bound in bytes; a
                    dead-letter topic does not exist; a backlog has used 80 % of
-                   its quota; an index is being built
+                   its quota; an index or a view is being built
       durables     one has not acknowledged for a day
       replication  a link is paused, refused, down, or more than a minute behind;
                    a source is away
@@ -393,6 +393,14 @@ def _judged_topic(topic: Topic, names: set[str]) -> Iterator[Finding]:
             "warning",
             f"{name}: {figures.slowest_durable} has used {figures.backlog_bytes * 100 // quota} % of the backlog quota",
             f"start its consumer, or `sow durable clear-backlog {name} {figures.slowest_durable}`",
+        )
+    if topic.view_status is not None and not topic.view_status.complete:
+        yield Finding(
+            "topics",
+            "warning",
+            f"{name}: the view is being built, and is not read before it is complete "
+            f"({display.records(topic.view_status.records_read)} of its source read)",
+            f"wait for it; `sow view describe {name}` tells how far it is",
         )
     building = [index.path for index in topic.indexes if not index.complete]
     if building:

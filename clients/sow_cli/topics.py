@@ -36,6 +36,7 @@ _NAMES: Final = (
     "fix_separator",
     "index",
     "index_building",
+    "view",
     "set_in_config",
     "create_time_micros",
     "live_records",
@@ -319,6 +320,7 @@ def _facts(topic: Topic) -> list[Fact]:
         ),
         Fact("index", list(values.index), _shown_indexes(topic), in_lists=False),
         Fact("index_building", building or None, _shown_paths(building) or display.NOT_SET, in_lists=False),
+        _view(topic),
         moment("create_time", topic.create_time, in_lists=False),
     ]
     set_by = Fact("set_in_config", topic.set_in_config, owner, label="set by")  # the first to go where there is no room
@@ -346,6 +348,24 @@ def _facts(topic: Topic) -> list[Fact]:
         Fact("full_refusals", figures.full_refusals, display.count(figures.full_refusals), in_lists=False),
         set_by,
     ]
+
+
+def _view(topic: Topic) -> Fact:
+    """The definition and the state of a view, in one."""
+    definition, status = topic.view, topic.view_status
+    value: dict[str, str | int | bool] = {}
+    shown: list[str] = []
+    if definition is not None:
+        groups, selected = ", ".join(definition.group_by), ", ".join(definition.select)
+        value |= {"source": definition.source, "where": definition.where, "group_by": groups, "select": selected}
+        by = f" by {groups}" if groups else ""
+        where = f" where {definition.where}" if definition.where else ""
+        shown.append(display.safe(f"of {definition.source}{by}: {selected or 'whole records'}{where}"))
+    if status is not None:
+        value |= {"complete": status.complete, "records_read": status.records_read}
+        value |= {"groups": status.groups, "ungrouped": status.ungrouped}
+        shown.append("complete" if status.complete else f"being built, {display.records(status.records_read)} read")
+    return Fact("view", value or None, "; ".join(shown), in_lists=False)
 
 
 def _planned(topic: Topic) -> list[Fact]:

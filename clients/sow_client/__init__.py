@@ -84,6 +84,8 @@ from sow_client._reports import (
     TopicStatistics,
     UnsoundRow,
     Verified,
+    ViewDefinition,
+    ViewStatus,
 )
 from sow_client._setting_values import (
     UNLIMITED,
@@ -282,5 +284,7 @@ __all__ = [
     "UnsoundRow",
     "Verified",
     "View",
+    "ViewDefinition",
+    "ViewStatus",
     "__version__",
 ]

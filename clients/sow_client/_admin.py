@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sow.v1 import admin_pb2
+from sow.v1 import admin_pb2, sow_pb2
+from sow_client._grouping import Expressions, expressions
 from sow_client._lifetimes import moment
 from sow_client._records import invalid
-from sow_client._reports import ClockAccepted, Compacted, EffectiveSetting, IndexStatus, Status, Topic, TopicStatistics
+from sow_client._reports import (
+    ClockAccepted,
+    Compacted,
+    EffectiveSetting,
+    IndexStatus,
+    Status,
+    Topic,
+    TopicStatistics,
+    ViewDefinition,
+    ViewStatus,
+)
 from sow_client._setting_values import TopicSettings, TopicSettingsArguments
 from sow_client._settings import PATHS, one_expiration, settings_of, topic_message, topic_settings
 
@@ -28,6 +39,26 @@ def create_request(
     if arguments:
         raise invalid("settings", "give a TopicSettings or single settings, not both")
     return admin_pb2.CreateTopicRequest(name=name, settings=topic_message(values, values.named()))
+
+
+def create_view_request(
+    name: str,
+    source: str,
+    where: str | None,
+    group_by: Expressions | None,
+    select: Expressions | None,
+    arguments: TopicSettingsArguments,
+) -> admin_pb2.CreateTopicRequest:
+    """A new view (rule V1)."""
+    if not source:
+        raise invalid("source", "names no topic")
+    definition = admin_pb2.ViewDefinition(
+        source=source,
+        group_by=expressions(group_by, "group_by"),
+        select=expressions(select, "select"),
+        where=where or "",
+    )
+    return admin_pb2.CreateTopicRequest(name=name, settings=settings_message(arguments), view=definition)
 
 
 def alter_request(name: str, arguments: TopicSettingsArguments) -> admin_pb2.AlterTopicRequest:
@@ -53,8 +84,22 @@ def topic(response: admin_pb2.Topic, warnings: Iterable[str] = ()) -> Topic:
         indexes=tuple(IndexStatus(index.path, index.complete) for index in response.indexes),
         effective=tuple(EffectiveSetting(one.name, one.value, one.origin) for one in response.effective),
         planned_journal_bytes=response.planned_journal_bytes if response.effective else None,
+        view=_view(response.view) if response.HasField("view") else None,
+        view_status=_view_status(response.view_status) if response.HasField("view_status") else None,
         warnings=tuple(warnings),
     )
+
+
+def _view(values: admin_pb2.ViewDefinition) -> ViewDefinition:
+    return ViewDefinition(values.source, _texts(values.group_by), _texts(values.select), values.where)
+
+
+def _texts(named: Iterable[sow_pb2.NamedExpression]) -> tuple[str, ...]:
+    return tuple([f"{one.expression} AS {one.name}" if one.name else one.expression for one in named])
+
+
+def _view_status(values: admin_pb2.ViewStatus) -> ViewStatus:
+    return ViewStatus(values.complete, values.records_read, values.groups, values.ungrouped)
 
 
 def _statistics(values: admin_pb2.TopicStatistics) -> TopicStatistics:

@@ -78,6 +78,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     admin_pb2.CreateTopicRequest: {
         **{f"settings.{name}": 2 for name in _SETTINGS},
         **{f"settings.{name}": 3 for name in _CAPS},
+        "view": 3,  # it would make an ordinary topic
     },
     admin_pb2.AlterTopicRequest: {
         **{f"settings.{name}": 2 for name in _SETTINGS},

@@ -92,6 +92,34 @@ class EffectiveSetting:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewDefinition:
+    """The definition of a view, in the form of the arguments of `create_view`. Rule: V1."""
+
+    source: str
+    """The topic whose records it is made of."""
+    group_by: tuple[str, ...] = ()
+    """Such as "/account" or "FLOOR(/ts / 60) AS minute"."""
+    select: tuple[str, ...] = ()
+    """Such as "SUM(/qty) AS qty"."""
+    where: str = ""
+    """The filter on records of the source; empty: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStatus:
+    """The state of a view. Rule: V6."""
+
+    complete: bool
+    """False: it is being built, and reads of it are refused with VIEW_BUILDING."""
+    records_read: int
+    """Records of the source that the build has read so far."""
+    groups: int
+    """Its records."""
+    ungrouped: int
+    """Records of the source that match and are in no group. Rule: Q12."""
+
+
+@dataclass(frozen=True, slots=True)
 class Topic:
     """A topic on the server."""
 
@@ -115,6 +143,15 @@ class Topic:
     """
     warnings: tuple[str, ...] = ()
     """Warnings about settings that are probably not intended; only after it was created or altered. Rule: J17."""
+    view: ViewDefinition | None = None
+    """None: it is no view, or this client may not see its source. Rule: V8."""
+    view_status: ViewStatus | None = None
+    """The state of a view; None: it is none, or this client may see a part of its records only."""
+
+    @property
+    def is_view(self) -> bool:
+        """True for a view, as far as this client may know."""
+        return self.view is not None or self.view_status is not None
 
 
 PolicyTargetName: TypeAlias = Literal["topics", "durables"]

@@ -289,6 +289,9 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "PEER_OTHER_CLUSTER": FailedPrecondition,
     "PEER_EXISTS": AlreadyExists,
     "EXPRESSION_INVALID": InvalidArgument,
+    "VIEW_READ_ONLY": FailedPrecondition,
+    "VIEW_BUILDING": Unavailable,
+    "TOPIC_HAS_VIEWS": FailedPrecondition,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

@@ -19,11 +19,13 @@ from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError, no_topic, with_meant
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
+from sow_server.engine.values.views import view_building
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.filters.tree import Path, walk
 
 RESEMBLING_MAX: Final = 200
 """Names that are compared with a mistyped one, on the event loop; the longest ones take 20 µs each."""
+_READS: Final = frozenset({Action.READ, Action.CONSUME})
 
 
 class Granted(NamedTuple):
@@ -160,15 +162,19 @@ class Call:
         """The topic of a request, for the action that the method needs, or another one. `whole`: the action is on all
         of it, so a caller that may see only a part of it is denied. Raises StoreError:
         TOPIC_NOT_FOUND if there is none, and likewise if the caller has no grant on the name; PERMISSION_DENIED if it
-        has another grant on it."""
+        has another grant on it; VIEW_BUILDING for a read of a view that is not complete (rule V6)."""
+        restriction = UNRESTRICTED
         if self._permissions is None:
-            return Granted(self._topics.find(name), UNRESTRICTED)
-        action = action or self._action
-        decision = self.require(name, action, whole=whole)
-        topic = self._topics.find(name)
-        if not fits(topic, decision.restriction):
-            raise self._denied(action, name, Decision(allowed=False, place=decision.place))
-        return Granted(topic, decision.restriction)
+            topic = self._topics.find(name)
+        else:
+            action = action or self._action
+            decision = self.require(name, action, whole=whole)
+            topic, restriction = self._topics.find(name), decision.restriction
+            if not fits(topic, restriction):
+                raise self._denied(action, name, Decision(allowed=False, place=decision.place))
+        if not topic.complete and (action or self.need.action) in _READS:
+            raise view_building(name)
+        return Granted(topic, restriction)
 
     def require(
         self, name: str, action: Action | None = None, *, all_rows: bool = False, whole: bool = False
@@ -223,12 +229,12 @@ class Call:
     def seen(self, name: str) -> Topic:
         """A topic that exists for the caller, whatever it may do with it. Raises StoreError TOPIC_NOT_FOUND."""
         found = self.existing(name)
-        if found is None or not self._sees(name):
+        if found is None or not self.sees(name):
             check_name(name)
             raise no_topic(name)
         return found
 
-    def _sees(self, name: str) -> bool:
+    def sees(self, name: str) -> bool:
         """True if the caller may know of a topic of this name: it has a grant on it, or may know of all topics."""
         return self._permissions is None or self._permissions.sees(name) or self.may(Action.OBSERVE)
 
@@ -264,13 +270,13 @@ class Call:
 
     def topics(self) -> list[Topic]:
         """The topics that exist for the caller, by name."""
-        return [topic for _, topic in sorted(self._topics.by_name.items()) if self._sees(topic.name)]
+        return [topic for _, topic in sorted(self._topics.by_name.items()) if self.sees(topic.name)]
 
     def explained(self, error: StoreError) -> StoreError:
         """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics
         that exist for the caller."""
         name = error.details.get("topic", "") if error.reason is Reason.TOPIC_NOT_FOUND else ""
-        alike = filter(self._sees, resembling(name, self._topics.by_name) if name else ())
+        alike = filter(self.sees, resembling(name, self._topics.by_name) if name else ())
         meant = list(islice(alike, 2))
         return with_meant(error, meant) if meant else error
 
@@ -350,7 +356,7 @@ class Call:
     def _denied(self, action: Action, name: str, decision: Decision) -> StoreError:
         self._authority.denied(self, action, name, decision)
         # Who may not create a topic learns nothing from a denial: it is the same whether the topic exists or not.
-        if action is Action.CREATE or self._sees(name):
+        if action is Action.CREATE or self.sees(name):
             return StoreError(
                 Reason.PERMISSION_DENIED,
                 f"topic: {self.owner} lacks the permission {action.value} on {name}",

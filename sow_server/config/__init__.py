@@ -2,7 +2,8 @@
 
 kinds      the kinds of values: durations, sizes, addresses, patterns
 sections   one frozen dataclass per table of the file: every knob with its default and bounds
-file       reading and writing the file
+file       reading the file
+rendering  writing it
 relations  checks between values
 private    the one check of files that hold secrets
 described  every setting with its origin, without secrets
@@ -12,7 +13,7 @@ options    the options of the store, the clock and the links that follow from a 
 from __future__ import annotations
 
 from sow_server.config.described import Setting, described, secrets_of
-from sow_server.config.file import Overrides, check_accepted, load, read_peer, render, warnings
+from sow_server.config.file import Overrides, check_accepted, load, read_peer, warnings
 from sow_server.config.kinds import is_loopback, split_address
 from sow_server.config.options import (
     clock_options,
@@ -22,12 +23,14 @@ from sow_server.config.options import (
     store_options,
     token_in,
 )
+from sow_server.config.rendering import render
 from sow_server.config.sections import (
     AccessConfig,
     BackupConfig,
     ClockConfig,
     Config,
     ConfigError,
+    DeclaredView,
     JournalConfig,
     JwtConfig,
     Knob,
@@ -55,6 +58,7 @@ __all__ = [
     "ClockConfig",
     "Config",
     "ConfigError",
+    "DeclaredView",
     "JournalConfig",
     "JwtConfig",
     "Knob",

@@ -29,7 +29,8 @@ class Setting(NamedTuple):
 
 
 def described(config: Config) -> list[Setting]:
-    """All settings, in the order of the documentation, without those of [topics], which DescribeTopic tells."""
+    """All settings, in the order of the documentation, without those of [topics] and [views], which DescribeTopic
+    tells."""
     return [
         *_section(config, "server", config.server, without=("listen", "auth") if config.listener_tables else ()),
         *([] if config.tls is None else _section(config, "server.tls", config.tls)),

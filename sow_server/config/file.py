@@ -1,4 +1,4 @@
-"""The configuration file: TOML and command-line overrides become a `Config`, and a `Config` becomes TOML.
+"""The configuration file: TOML and command-line overrides become a `Config`. `rendering` writes one as TOML again.
 
     [1]  Unknown tables and keys, wrong types, values out of bounds and values that contradict each other are refused.
          The error names the file, the table and the key, and for a misspelt name the nearest known one.
@@ -20,14 +20,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
 from sow_server.config.described import secrets_of
-from sow_server.config.kinds import Address, FilePath, UnlessWord, ValueKind, micros, noun, quoted, split_address
+from sow_server.config.kinds import Address, FilePath, ValueKind, micros, noun, quoted, split_address
 from sow_server.config.relations import check_relations
+from sow_server.config.rendering import toml_key
 from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
+    DEFINING,
     LISTENERS_TABLE,
     PEERS_TABLE,
     SECTIONS,
@@ -36,6 +38,7 @@ from sow_server.config.sections import (
     ClockConfig,
     Config,
     ConfigError,
+    DeclaredView,
     DefaultsForm,
     JournalConfig,
     JwtConfig,
@@ -53,6 +56,7 @@ from sow_server.config.sections import (
     TlsConfig,
     TopicForm,
     TracingConfig,
+    ViewForm,
     knobs,
     knobs_of,
 )
@@ -63,6 +67,7 @@ from sow_server.engine.values.model import (
     Expiration,
 )
 from sow_server.engine.values.policies import Declared, check_limits_and_values, resolve_topic, tidy
+from sow_server.engine.values.views import ViewDefinition
 from sow_server.revocations import read_revocations
 
 T = TypeVar("T")
@@ -190,7 +195,7 @@ class TableReader:
         return ConfigError(f"{self._source}: {where}: {message}", key)
 
     def config(self, tables: dict[str, object]) -> Config:
-        own = {name for name, _ in SECTIONS if "." not in name} | {"topics"}
+        own = {name for name, _ in SECTIONS if "." not in name} | {"topics", "views"}
         for name, value in tables.items():
             if name not in own:
                 raise self._unknown_table(name, value, sorted(own))
@@ -230,6 +235,9 @@ class TableReader:
             defaults=self._defaults(tables),
             topics=MappingProxyType(
                 {name: self._topic(name, value) for name, value in self._table("topics", tables).items()}
+            ),
+            views=MappingProxyType(
+                {name: self._view(name, value, tables) for name, value in self._table("views", tables).items()}
             ),
         )
 
@@ -382,11 +390,24 @@ class TableReader:
         return declared
 
     def _topic(self, name: str, value: object) -> Declared:
-        table = f"topics.{_toml_key(name)}"
+        table = f"topics.{toml_key(name)}"
         declared = self._declared(table, self._values(TopicForm, table, self._as_table(table, value)))
         self._checked(table, lambda: check_name(name))
         self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
         return declared
+
+    def _view(self, name: str, value: object, tables: dict[str, object]) -> DeclaredView:
+        table = f"views.{toml_key(name)}"
+        written = self._values(ViewForm, table, self._as_table(table, value))
+        if "source" not in written:
+            raise self.error(table, "source", "is missing")
+        if name in self._table("topics", tables):
+            raise self.error(table, "", f"there is [topics.{toml_key(name)}] as well; a view is a topic of its own")
+        defining = {key: written.pop(key) for key in DEFINING if key in written}
+        declared = self._declared(table, written)
+        self._checked(table, lambda: check_name(name))
+        self._checked(table, lambda: check_settings(declared, topic=name, in_config=True))
+        return DeclaredView(ViewDefinition(**defining), declared)  # type: ignore[arg-type]  # as their kinds read them
 
     def _checked(self, table: str, check: Callable[[], None]) -> None:
         try:
@@ -501,9 +522,11 @@ def warnings(config: Config) -> list[str]:
     found += [
         f"[defaults] {warning}" for warning in policies.warnings(resolve_topic("", {}, defaults=config.defaults)[0])
     ]
-    for name, declared in config.topics.items():
-        settings = resolve_topic(name, declared, defaults=config.defaults, in_config=True).settings
-        found += [f"[topics.{_toml_key(name)}] {warning}" for warning in policies.warnings(settings)]
+    declared = {f"topics.{toml_key(name)}": (name, settings) for name, settings in config.topics.items()}
+    declared |= {f"views.{toml_key(name)}": (name, view.settings) for name, view in config.views.items()}
+    for table, (name, own) in declared.items():
+        settings = resolve_topic(name, own, defaults=config.defaults, in_config=True).settings
+        found += [f"[{table}] {warning}" for warning in policies.warnings(settings)]
     return found
 
 
@@ -518,66 +541,3 @@ def _file_warnings(config: Config) -> Iterator[str]:
         if listener.revoked is not None and listener.client_ca is not None:
             if warning := read_revocations(listener.revoked, listener.client_ca, now).warning(now):
                 yield f"{table} revoked: {warning}"
-
-
-def render(config: Config) -> str:
-    """The configuration as TOML with every key. A topic has only the settings that the file sets, because the others
-    come from policies and defaults. `load` reads the same `Config` back ([2])."""
-    parts = [
-        _rendered("server", config.server, without=("listen", "auth") if config.listener_tables else ()),
-        *([] if config.tls is None else [_rendered("server.tls", config.tls)]),
-        *(_rendered(f"[{LISTENERS_TABLE}]", listener) for listener in config.listener_tables),
-        _rendered("storage", config.storage),
-        _rendered("clock", config.clock),
-        _rendered("sweep", config.sweep),
-        _rendered("journal", config.journal),
-        _rendered("limits", config.limits),
-        _rendered("subscriptions", config.subscriptions),
-        _rendered("replication", config.replication),
-        *(_rendered(f"[{PEERS_TABLE}]", peer) for peer in config.peers),
-        *([_ADDED_PEERS] if config.replicates else []),
-        _rendered("backup", config.backup),
-        _rendered("metrics", config.metrics),
-        _rendered("access", config.access),
-        *([] if config.jwt is None else [_rendered("access.jwt", config.jwt)]),
-        _rendered("tracing", config.tracing),
-        _rendered("log", config.log),
-        _rendered_settings("defaults", DefaultsForm, config.defaults),
-        *(
-            _rendered_settings(f"topics.{_toml_key(name)}", TopicForm, declared)
-            for name, declared in config.topics.items()
-        ),
-    ]
-    return "\n".join(parts)
-
-
-_ADDED_PEERS: Final = """\
-# Peers that were added by command are in the data, and not here. `sow replication status` shows the origin of each.
-"""
-
-
-def _rendered(table: str, section: object, *, without: tuple[str, ...] = ()) -> str:
-    lines = [f"[{table}]"]
-    for knob in knobs_of(table, type(section)):
-        value: object = getattr(section, knob.field)
-        if knob.key in without:
-            continue
-        if value is not None or isinstance(knob.kind, UnlessWord):
-            lines.append(f"{knob.key} = {knob.kind.show(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _rendered_settings(table: str, section: type, declared: Declared) -> str:
-    lines = [f"[{table}]"]
-    for knob in knobs_of(table, section):
-        field = "separator" if knob.field == "fix_separator" else knob.field  # as the engine has it
-        if field in declared:
-            value = declared[field]
-            if isinstance(value, bytes):
-                value = value.decode("latin-1")
-            lines.append(f"{knob.key} = {knob.kind.show(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)

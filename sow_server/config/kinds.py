@@ -16,6 +16,7 @@ from sow.durations import DurationError, format_micros, parse_micros
 from sow.sizes import format_bytes, parse_bytes
 from sow_server.engine.values.keys import INSTANCE_NAME
 from sow_server.engine.values.patterns import PatternError, matcher
+from sow_server.engine.values.views import Named
 from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parser import parse as parse_filter
 
@@ -103,6 +104,34 @@ class Texts:
 
     def show(self, value: tuple[str, ...]) -> str:
         return "[" + ", ".join(map(quoted, value)) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedExpressions:
+    """Expressions with their names: a list of texts such as "SUM(/qty) AS qty", or a table of the texts by name. A name
+    may be empty in a list: that of a field is its last step."""
+
+    def read(self, value: object, folder: Path) -> tuple[Named, ...]:
+        expected = 'expressions such as ["/account", "SUM(/qty) AS qty"], or { qty = "SUM(/qty)" }'
+        if not isinstance(value, (list, dict)):
+            raise _expected(expected, value)
+        for entry in value.values() if isinstance(value, dict) else value:
+            if not isinstance(entry, str):
+                raise _expected(f"{expected}, all of them texts", entry)
+        return tuple(value.items()) if isinstance(value, dict) else tuple(map(_named, value))
+
+    def show(self, value: tuple[Named, ...]) -> str:
+        if value and all(name for name, _ in value):
+            return "{ " + ", ".join([f"{quoted(name)} = {quoted(text)}" for name, text in value]) + " }"
+        return "[" + ", ".join([quoted(f"{text} AS {name}" if name else text) for name, text in value]) + "]"
+
+
+_NAMED: Final = re.compile(r"(.+?)\s+AS\s+(\w[\w.-]*)\s*", re.DOTALL | re.IGNORECASE)
+
+
+def _named(text: str) -> Named:
+    found = _NAMED.fullmatch(text)
+    return ("", text) if found is None else (found[2], found[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from sow.durations import DURATION_MICROS_MAX
 from sow_server.certificates import CertificateFiles
@@ -34,6 +34,7 @@ from sow_server.config.kinds import (
     InstanceNames,
     JwtAlgorithms,
     MayBeAbsent,
+    NamedExpressions,
     Pattern,
     Size,
     Text,
@@ -58,6 +59,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import NOTHING, Declared
+from sow_server.engine.values.views import Named, ViewDefinition
 from sow_server.query.exports import ExportOptions
 from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
 from sow_server.subscriptions.durable.backlogs import HOLD_MICROS
@@ -410,6 +412,8 @@ class Config:
     """[defaults]: settings for topics where neither the topic nor a policy declares them (rule T2)."""
     topics: Mapping[str, Declared] = field(default_factory=lambda: MappingProxyType({}))
     """The settings that the file sets for each topic, and nothing else."""
+    views: Mapping[str, DeclaredView] = field(default_factory=lambda: MappingProxyType({}))
+    """Views, by name (rule V1)."""
     accept_clock: bool = False
     accept_loss: bool = False
     authoritative: bool = False
@@ -491,6 +495,34 @@ class TopicForm(DefaultsForm):
     index: tuple[str, ...] = _knob(_TOPIC.index, Texts('paths such as ["/symbol"]'))
 
 
+@dataclass(frozen=True, slots=True)
+class ViewForm:
+    """[views.NAME]: the definition of a view, and settings of its topic, as the file has them (rule V1)."""
+
+    source: str = field(metadata={"kind": Text(".+", "the name of a topic")})
+    where: str = _knob("", FilterText())
+    group_by: tuple[Named, ...] = _knob((), NamedExpressions())
+    select: tuple[Named, ...] = _knob((), NamedExpressions())
+    journal: bool = _flag(_TOPIC.journal)
+    index: tuple[str, ...] = _knob(_TOPIC.index, Texts('paths such as ["/symbol"]'))
+    retain_time_micros: int | None = _knob(_TOPIC.retain_time_micros, UnlessWord(_LONG, "unlimited"))
+    retain_bytes: int | None = _knob(_TOPIC.retain_bytes, UnlessWord(_LARGE, "unlimited"), key="retain_bytes")
+    max_age_micros: int | None = _limit(_LONG)
+    max_bytes: int | None = _knob(None, MayBeAbsent(_LARGE), key="max_bytes")
+    max_entries: int | None = _limit(Count(0, DURATION_MICROS_MAX))
+
+
+DEFINING: Final = ("source", "where", "group_by", "select")
+"""The fields of `ViewForm` that define the view; the others are settings of its topic."""
+
+
+class DeclaredView(NamedTuple):
+    """A view as the file declares it."""
+
+    definition: ViewDefinition
+    settings: Declared
+
+
 PEERS_TABLE: Final = "replication.peers"
 LISTENERS_TABLE: Final = "server.listeners"
 SECTIONS: Final[tuple[tuple[str, type], ...]] = (
@@ -513,6 +545,7 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("log", LogConfig),
     ("defaults", DefaultsForm),
     ("topics.NAME", TopicForm),
+    ("views.NAME", ViewForm),
 )
 
 

@@ -72,13 +72,13 @@ class Background:
     def _rearm_next(self, topics: Iterator[Topic]) -> None:
         topic = next(topics, None)
         if topic is not None:
-            self._run(Rearming(self._rocks, topic), then=lambda: self._rearm_next(topics))
+            self.run(Rearming(self._rocks, topic), then=lambda: self._rearm_next(topics))
 
     # -- indexes ----------------------------------------------------------------------------------------------------
 
     def build(self, topic: Topic, index: Index) -> None:
         """Puts the entries of the records that are older than the index."""
-        self._run(IndexBuild(self._rocks, topic, index))
+        self.run(IndexBuild(self._rocks, topic, index))
 
     # -- dead letters -----------------------------------------------------------------------------------------------
 
@@ -93,11 +93,11 @@ class Background:
 
     def deliver(self, topic: Topic) -> None:
         """Moves the dead letters that have waited for a topic, and that it can take, out of `_undelivered`."""
-        self._run(LetterDelivery(self._rocks, self._topics.by_id[UNDELIVERED_ID], topic))
+        self.run(LetterDelivery(self._rocks, self._topics.by_id[UNDELIVERED_ID], topic))
 
     # -- running ----------------------------------------------------------------------------------------------------
 
-    def _run(self, work: ChunkedWork, *, then: Callable[[], None] = lambda: None) -> None:
+    def run(self, work: ChunkedWork, *, then: Callable[[], None] = lambda: None) -> None:
         """Runs a work to its end, and then a function, even if the work cannot be done."""
         if not self._begun:
             return  # the row is there, and `begin` finds it

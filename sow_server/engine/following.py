@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sow_server.engine.catalog.indexes import Indexes
-from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.catalog.topics import Declaration, Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.core import Core
 from sow_server.engine.disk.backups import DATABASE
@@ -23,8 +23,9 @@ from sow_server.engine.reading import Cut, IndexCursor, Skipped
 from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.fields import Steps
-from sow_server.engine.values.model import TopicSettings
+from sow_server.engine.values.model import NEVER, TopicSettings
 from sow_server.engine.values.turns import SERVER
+from sow_server.engine.values.views import ViewDefinition
 
 NO_STATISTICS: Final = StoredStatistics()
 
@@ -36,11 +37,12 @@ class TopicImage(NamedTuple):
     name: str
     settings: TopicSettings
     indexes: Indexes
+    view: ViewDefinition | None = None
 
     @classmethod
     def of(cls, topic: Topic) -> TopicImage:
         """The topic as it is now. Under the cut lock."""
-        return cls(topic.id, topic.name, topic.settings, topic.indexes)
+        return cls(topic.id, topic.name, topic.settings, topic.indexes, topic.view)
 
     def shows(self, topic: Topic) -> bool:
         """True if the topic is still read in the same way."""
@@ -55,6 +57,7 @@ class TopicImage(NamedTuple):
             create_time_micros=0,
             statistics=statistics,
             indexes=self.indexes,
+            declaration=Declaration(view=self.view),
         )
 
 
@@ -67,6 +70,8 @@ class Moment(NamedTuple):
     """The last sequence that may have been used before the store's start."""
     sequence: int
     now_micros: int
+    next_due: int = NEVER
+    """When the next record is overdue, as far as the sweep knows (rule V5)."""
 
 
 class Beats:
@@ -90,7 +95,13 @@ class Beats:
 
     def _now(self) -> Moment:
         commits = self._commits
-        return Moment(self._rocks.write_number, commits.start_sequence, commits.last_sequence, self._clock.now_micros())
+        return Moment(
+            self._rocks.write_number,
+            commits.start_sequence,
+            commits.last_sequence,
+            self._clock.now_micros(),
+            commits.next_due,
+        )
 
 
 class _Beat:
@@ -111,11 +122,14 @@ class _Beat:
 class FollowedCuts:
     """Opens cuts of one state. To be used before the follower moves on."""
 
-    def __init__(self, database: Secondary, sequence: int, now_micros: int, skipped: Skipped) -> None:
+    def __init__(
+        self, database: Secondary, sequence: int, now_micros: int, skipped: Skipped, next_due: int = NEVER
+    ) -> None:
         self._database = database
         self._sequence = sequence
         self._now_micros = now_micros
         self._skipped = skipped
+        self._next_due = next_due
 
     def records(
         self,
@@ -131,7 +145,7 @@ class FollowedCuts:
         assert not counted, "the store answers from its own figures"
         return Cut(
             topic,
-            self._now_micros,
+            self._now_micros if topic.view is None else min(self._now_micros, self._next_due - 1),
             self._sequence,
             topic.acts,
             self._sequential(topic, reads_from) if reads_from is not None else self._database.cursor(RECORDS),
@@ -166,7 +180,8 @@ class Follower:
         sequence = max(reached.sequence, moment.start_sequence)
         if sequence < moment.sequence:
             raise Failed(f"the followed database shows sequence {sequence}, and {moment.sequence} was committed")
-        return FollowedCuts(self._database, sequence, max(reached.commit_time_micros, moment.now_micros), skipped)
+        now = max(reached.commit_time_micros, moment.now_micros)
+        return FollowedCuts(self._database, sequence, now, skipped, moment.next_due)
 
     def move(self) -> None:
         """Moves on, so that the next cut has less to catch up with. Raises RocksError."""

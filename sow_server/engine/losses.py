@@ -10,8 +10,9 @@ one lacks. The records count; everything else is adapted to them:
          changes were applied does not tell which of them are left.
     [3]  Versions, sequences and ids of topics continue above all that may have been given out.
     [4]  Loads that had not ended are dropped.
-    [5]  An interrupted settling is done again from the start.
-    [6]  Publishers keep their epochs, so that older ones stay fenced. Their sequences and units are forgotten: some of
+    [5]  Views are made anew: each is built from the records of its source that are left (rule V6).
+    [6]  An interrupted settling is done again from the start.
+    [7]  Publishers keep their epochs, so that older ones stay fenced. Their sequences and units are forgotten: some of
          the records may be lost, and a retry is applied again rather than taken for a duplicate (rule F12).
 """
 
@@ -40,6 +41,7 @@ from sow_server.engine.disk.layout import (
     STATISTICS_KEY,
     SWEEP_FLOOR_KEY,
     TOPIC_KEY,
+    VIEW_KEY,
     Tombstone,
     decode_bounds,
     decode_tombstone,
@@ -55,6 +57,7 @@ from sow_server.engine.disk.rocks import (
     RECORDS,
     STAGING,
     TOMBSTONES,
+    VIEWS,
     Batch,
     Rocks,
 )
@@ -85,7 +88,8 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     `identity`: the new one. Raises RocksError."""
     topics = {key[len(TOPIC_KEY) :]: json.loads(value) for key, value in _rows(rocks, TOPIC_KEY)}
     batch = Batch()
-    batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING)]
+    batch.ranges += [(family, b"", _END) for family in (JOURNAL, COMMITS, EXPIRY, INDEXES, STAGING, VIEWS)]
+    batch.ranges += [(RECORDS, prefix, _after(prefix)) for prefix, fields in topics.items() if "view" in fields]
     batch.deletes[META] += [key for prefix in (LOAD_KEY, REARM_KEY, SEED_KEY) for key, _ in _rows(rocks, prefix)]
     batch.deletes[META].append(SWEEP_FLOOR_KEY)
     rocks.write_waiting(batch)
@@ -104,6 +108,7 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
         max(stored.version, marked.version, found.version) + MARGIN,
         max(stored.sequence, marked.sequence, found.sequence) + MARGIN,
     )
+    by_name = {fields["name"]: prefix for prefix, fields in topics.items()}
     batch = Batch()
     meta = batch.puts[META]
     for prefix, fields in topics.items():
@@ -113,6 +118,8 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
             records=found.records[prefix], record_bytes=found.record_bytes[prefix], tombstones=found.tombstones[prefix]
         )
         meta[STATISTICS_KEY + prefix] = encode_statistics(figures.trimmed(bounds.sequence))
+        if "view" in fields and (source := by_name.get(fields["view"]["source"])) is not None:
+            meta[VIEW_KEY + prefix] = source
         for index_id in fields.get("indexes", {}).values():
             meta[INDEX_KEY + index_prefix(int.from_bytes(prefix, "big"), index_id)] = prefix
     used = max([int.from_bytes(prefix, "big") for prefix in found.prefixes | topics.keys()], default=0)
@@ -127,6 +134,11 @@ def settle(rocks: Rocks, marked: Bounds, identity: dict[str, str | None]) -> Bou
     rocks.write_waiting(batch)
     rocks.sync()
     return bounds
+
+
+def _after(prefix: bytes) -> bytes:
+    """The prefix of the next topic."""
+    return u32(int.from_bytes(prefix, "big") + 1)
 
 
 class _Found:

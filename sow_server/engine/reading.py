@@ -232,12 +232,19 @@ class Cuts:
         """Notes a use of a topic (rule T1); opening a cut does so itself, unless stated otherwise."""
         topic.last_use_micros = self._clock.now_micros()
 
+    def as_of(self, topic: Topic, now_micros: int) -> int:
+        """The time at which nothing had expired that a topic shows: for a view before the next expiry of any record,
+        which may be overdue and still in it (rule V5)."""
+        return now_micros if topic.view is None else min(now_micros, self._writer.sweep.next_due - 1)
+
     # -- records ----------------------------------------------------------------------------------------------------
 
     def get(self, topic: Topic, keys: Sequence[bytes]) -> tuple[int, list[bytes | None]]:
-        """The stored values of the live records of `keys`, None for those without one, and the `now` of the request."""
-        now = self._clock.now_micros()
-        topic.last_use_micros = now
+        """The stored values of the live records of `keys`, None for those without one, and the `now` of the request,
+        which is that of `as_of`."""
+        now = topic.last_use_micros = self._clock.now_micros()
+        if topic.view is not None:
+            now = self.as_of(topic, now)
         # Before the values: were expiration disabled in between, an expired value would pass for a live one (rule L8).
         acts = topic.acts
         prefix = topic.prefix
@@ -250,8 +257,9 @@ class Cuts:
     def each(self, topic: Topic, keys: Iterable[bytes]) -> tuple[int, Iterator[bytes | None]]:
         """As `get`, for a few keys: the values are read one by one, so a reader can stop after any of them. All are of
         one instant."""
-        now = self._clock.now_micros()
-        topic.last_use_micros = now
+        now = topic.last_use_micros = self._clock.now_micros()
+        if topic.view is not None:
+            now = self.as_of(topic, now)
         acts = topic.acts  # before the values, as above
         store_keys = list(map(topic.prefix.__add__, keys))
         due = i64(now)
@@ -283,6 +291,8 @@ class Cuts:
                 if index.complete and index.steps in index_paths
             }
             now = topic.last_use_micros = self._clock.now_micros()
+            if topic.view is not None:
+                now = self.as_of(topic, now)
             return Cut(
                 topic,
                 now,
@@ -304,7 +314,9 @@ class Cuts:
             now, sequence, records = self._clock.now_micros(), self._writer.last_sequence, self._rocks.cursor(RECORDS)
             topics = choose(tuple(self._topics.by_id.values()))
             skips = skipped or self._unsound.skip
-            cuts = [Cut(topic, now, sequence, topic.acts, records, skipped=skips) for topic in topics]
+            cuts = [
+                Cut(topic, self.as_of(topic, now), sequence, topic.acts, records, skipped=skips) for topic in topics
+            ]
             return ManyCut(now, sequence, records, tuple(cuts))
 
     def publisher_position(self, publisher_id: str) -> tuple[int, int]:

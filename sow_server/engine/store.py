@@ -34,6 +34,7 @@ from sow_server.engine.commit.requests import RequestLimits
 from sow_server.engine.commit.soundness import SoundnessReports
 from sow_server.engine.commit.writer import Writer
 from sow_server.engine.core import Core
+from sow_server.engine.derived import PlanOf, Views, resume
 from sow_server.engine.disk.heads import HeadCache
 from sow_server.engine.disk.rocks import Rocks
 from sow_server.engine.doors import Reads, Writes
@@ -69,6 +70,8 @@ class StoreOptions:
     defaults: Declared = field(default_factory=lambda: NOTHING)
     """Settings of topics for which neither the topic nor a policy declares a value (rule T2)."""
     replicas: ReplicaOptions = field(default_factory=ReplicaOptions)
+    plan_of: PlanOf | None = None
+    """Compiles the definitions of views; None: the store has none (rule V1)."""
     loads: LoadOptions = field(default_factory=LoadOptions)
     writer: WriterOptions = field(default_factory=WriterOptions)
     rocks: RocksOptions = field(default_factory=RocksOptions)
@@ -92,8 +95,9 @@ class Store:
         self.unsound: Final = SoundnessReports()
 
         # The writer, the ways to it, and reading.
-        self.writer: Final = _make_writer(opened, self.topics, clock, options, observer)
-        self.commits: Final = Commits(self.writer, self.topics)
+        self.views: Final = Views(rocks, self.topics, options.plan_of)
+        self.writer: Final = _make_writer(opened, self.topics, self.views, clock, options, observer)
+        self.commits: Final = Commits(self.writer, self.topics, lambda: self.views.seconds)
         self.cuts: Final = Cuts(rocks, clock, self.topics, self.writer, self.unsound)
         core = Core(
             rocks, self.topics, clock, self.commits, self.cuts, self.origins, self.instance, self.limits, self.unsound
@@ -105,11 +109,12 @@ class Store:
         self.replicas: Final = Replicas(core, opened.path, options.replicas, self.writer.sweep)
         for topic in self.topics.by_id.values():
             topic.replicated = self.replicas.shared.covers(topic.name)
+        self.views.load()
         self.durables: Final = _make_durables(opened, policies, self.replicas, self.topics)
         self.durable_commits: Final = DurableCommits(core, self.durables)
 
         # Changes of topics and policies.
-        creation = TopicCreation(core, policies, self.background, covers=self.replicas.shared.covers)
+        creation = TopicCreation(core, policies, self.background, self.views, covers=self.replicas.shared.covers)
         if options.dynamic_topics:
             self.writer.create_topic = creation.dynamic_step
         self.loads: Final = Loads(
@@ -123,6 +128,7 @@ class Store:
             durables=self.durables,
             replicas=self.replicas,
             loads=self.loads,
+            views=self.views,
         )
         self.administration: Final = Administration(
             parts, self.commits, creation, dynamic_topics=options.dynamic_topics
@@ -191,7 +197,13 @@ class Store:
         if not self._clock.paused:
             self.writer.sweep_now(entries_max=10_000)
         self.writer.start(deliver)
+        self.begin_work()
+
+    def begin_work(self) -> None:
+        """Begins the work in the background, and resumes what the last process has not finished. A start does not wait
+        for it."""
         self.background.begin()
+        resume(self._rocks, self.background, self.views)
 
     def close(self) -> None:
         """Finishes the queue, syncs, and frees the directory."""
@@ -241,7 +253,7 @@ def _make_durables(opened: Opened, policies: PoliciesInForce, replicas: Replicas
 
 
 def _make_writer(
-    opened: Opened, topics: Topics, clock: GuardedClock, options: StoreOptions, observer: Observer
+    opened: Opened, topics: Topics, views: Views, clock: GuardedClock, options: StoreOptions, observer: Observer
 ) -> Writer:
     basis = Basis(
         opened.rocks,
@@ -249,5 +261,6 @@ def _make_writer(
         HeadCache(options.head_cache_records),
         opened.origin,
         (removal_marks.on_removed, tombstones.on_removed, letter_posting.on_removed),
+        views.hooks,
     )
     return Writer(basis, clock, options=options.writer, observer=observer)

@@ -3,7 +3,8 @@
     [1]  Each result is a function of the set of the values that were added, whatever their order, and however they were
          divided among calls. So every instance answers with the same bytes.
     [2]  A sum is an integer over a power of two, which holds every sum of floats and integers exactly. It is rounded
-         once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take`.
+         once, when it is asked for. So values may also be taken back, exactly: counts and sums know `take` and `move`,
+         and may be kept between processes (`dump`).
     [3]  Values come as clean columns (`clean`): null, booleans, numbers, texts of at most TEXT_BYTES_MAX, and LONG.
 
 `add` and `take` get the types that may be among the values, and return by how many bytes the state has grown. Its
@@ -27,8 +28,8 @@ Types: TypeAlias = set[type]
 TEXT_BYTES_MAX: Final = 256
 """A longer text counts, and is null to all other aggregates."""
 _NULL: Final = type(None)
-_INTS: Final = {int}
-_FLOATS: Final = {float}
+_INTS: Final[Types] = {int}
+_FLOATS: Final[Types] = {float}
 _TEXTS: Final = {str}
 _WHOLE: Final = {int, bool, _NULL}
 _NUMBERS: Final = {int, float, bool, _NULL}
@@ -40,6 +41,9 @@ _ENTRY_BYTES: Final = 60
 """Memory of an entry of a set, besides its text."""
 _PART_BYTES: Final = 40
 """Memory of a float in a list."""
+_WORD: Final = 1 << 63
+_FEW: Final = 6
+"""So many floats are added one by one as fast as together."""
 
 
 def clean(column: Sequence[object]) -> tuple[Sequence[object], Types]:
@@ -86,7 +90,11 @@ def _clean(value: object) -> object:
     kind = type(value)
     if kind is str:
         text: str = value  # type: ignore[assignment]  # narrowed by `type() is`
-        return value if len(text) <= _SHORT_CHARACTERS or len(text.encode()) <= TEXT_BYTES_MAX else LONG
+        return (
+            value
+            if len(text) <= _SHORT_CHARACTERS or len(text.encode(errors="surrogatepass")) <= TEXT_BYTES_MAX
+            else LONG
+        )
     return value if value is None or kind in (bool, int, float) else LONG
 
 
@@ -114,6 +122,18 @@ class Count:
     def take(self, values: Sequence[object], types: Types) -> int:
         self.count -= _present(values, types)
         return 0
+
+    def move(self, added: Sequence[object], taken: Sequence[object], types: Types) -> None:
+        """As `add` and `take`, in one go."""
+        self.count += _present(added, types) - _present(taken, types)
+
+    def dump(self) -> list[object]:
+        """The state as a number."""
+        return [self.count]
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """The state that was dumped."""
+        (self.count,) = dumped
 
 
 def _present(values: Sequence[object], types: Types) -> int:
@@ -146,12 +166,54 @@ class Sum:
     def take(self, values: Sequence[object], types: Types) -> int:
         return self._put(values, types, -1)
 
+    def move(self, added: Sequence[object], taken: Sequence[object], types: Types) -> None:
+        """As `add` and `take`, in one go. A few floats go into the numerator, as it is asked for anyway."""
+        if types == _INTS:
+            self.count += len(added) - len(taken)
+            self._numerator += sum(added) - sum(taken) << self._shift  # type: ignore[arg-type]  # all are integers
+            return
+        if types == _FLOATS:
+            signed: list[float] = [*added, *[-number for number in taken]]  # type: ignore[list-item,operator]  # all are floats
+            try:
+                if len(signed) > _FEW:
+                    signed = _parts(signed)
+                numerator, shift = self._numerator, self._shift
+                for number in signed:  # `_added`, without the calls
+                    more, denominator = number.as_integer_ratio()
+                    wanted = denominator.bit_length() - 1
+                    if wanted > shift:
+                        numerator, shift = numerator << (wanted - shift), wanted
+                    numerator += more << (shift - wanted)
+            except (OverflowError, ValueError):  # as in `_put`
+                pass
+            else:
+                self._numerator, self._shift = numerator, shift
+                self.count += len(added) - len(taken)
+                self._floats += len(added) - len(taken)
+                return
+        self._put(added, types, 1)
+        self._put(taken, types, -1)
+        self._join_parts()
+
+    def dump(self) -> list[object]:
+        """The state as numbers and bytes."""
+        numerator = self._numerator
+        whole: object = numerator
+        if not -_WORD <= numerator < _WORD:
+            whole = numerator.to_bytes(numerator.bit_length() // 8 + 1, "big", signed=True)
+        return [self.count, whole, self._shift, self._parts, self._floats, self._positive, self._negative]
+
+    def load(self, dumped: Sequence[Any]) -> None:
+        """The state that was dumped."""
+        self.count, whole, self._shift, self._parts, self._floats, self._positive, self._negative = dumped
+        self._numerator = whole if type(whole) is int else int.from_bytes(whole, "big", signed=True)
+
     @property
     def total(self) -> int | float | None:
         """The sum, rounded once: an integer if all numbers are, else a float. None: of nothing, or beyond bounds."""
         if not self.count or self._positive or self._negative:
             return None
-        numerator, shift = self._exact()
+        numerator, shift = self._exact() if self._parts else (self._numerator, self._shift)
         if not self._floats:
             whole = numerator >> shift
             return whole if -INTEGER_LIMIT < whole < INTEGER_LIMIT else None
@@ -162,7 +224,7 @@ class Sum:
         """The exact sum divided by the count, rounded once."""
         if not self.count or self._positive or self._negative:
             return None
-        numerator, shift = self._exact()
+        numerator, shift = self._exact() if self._parts else (self._numerator, self._shift)
         return _quotient(numerator, self.count << shift)
 
     def _put(self, values: Sequence[object], types: Types, sign: int) -> int:
@@ -255,17 +317,17 @@ class Extreme:
     integer is preferred."""
 
     BYTES: ClassVar[int] = 150
-    __slots__ = ("_greatest", "_numeric", "_rank", "value")
+    __slots__ = ("_numeric", "_rank", "greatest", "value")
 
     def __init__(self, *, greatest: bool, numeric: bool) -> None:
         """`numeric`: a numeric text is a number, as in fix and nvfix."""
-        self._greatest = greatest
+        self.greatest: Final = greatest
         self._numeric = numeric
         self._rank = 0
         self.value: bool | int | float | str | None = None
 
     def add(self, values: Sequence[Any], types: Types) -> int:
-        best = max if self._greatest else min
+        best = max if self.greatest else min
         if types == _FLOATS:
             return self._offer(Kind.NUMBER, best(values) + 0.0)  # -0.0 is 0.0
         if types == _INTS:
@@ -288,9 +350,9 @@ class Extreme:
                 if value == old:
                     if type(value) is not int:
                         return 0
-                elif (value > old) is not self._greatest:  # type: ignore[operator]  # of one kind
+                elif (value > old) is not self.greatest:  # type: ignore[operator]  # of one kind
                     return 0
-            elif (kind > self._rank) is not self._greatest:
+            elif (kind > self._rank) is not self.greatest:
                 return 0
         self._rank = kind
         self.value = value

@@ -27,7 +27,7 @@ from sow_server.filters.aggregate_calls import bounded
 from sow_server.filters.common_subexpressions import CommonSubexpressions
 from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.inline_tests import InlineTests, Operand
-from sow_server.filters.predicate import Matcher, Predicate, Rows
+from sow_server.filters.predicate import KeyedRows, Matcher, Predicate, Rows
 from sow_server.filters.result_kinds import ANY, MAYBE_BOOLEAN, MAYBE_NUMBER, MAYBE_TEXT, METADATA, RESULTS
 from sow_server.filters.tree import (
     LITERALS,
@@ -146,23 +146,36 @@ class Compilation:
         return Predicate(matches, paths, bool(paths), constant)
 
     def rows(self, trees: Sequence[Expression]) -> Rows:
-        columns = [
-            operand.name
-            if isinstance(tree, Path) or ValueKinds.TEXT not in operand.kinds
-            else self._apply(bounded, operand.name)
-            for tree, operand in [(tree, self._raw(tree)) for tree in trees]
-        ]
-        placed, _ = self._subexpressions.place(py.call(py.name("append"), *columns))
+        body = self._each_row(trees, None, ["document", "meta"])
+        return self._function(body, ["documents", "metas", "append"])  # type: ignore[return-value]  # made here
+
+    def keyed_rows(self, trees: Sequence[Expression], where: Filter | None) -> KeyedRows:
+        body = self._each_row(trees, where, ["document", "meta", "key"])
+        return self._function(body, ["documents", "metas", "keys", "append"])  # type: ignore[return-value]  # as above
+
+    def _each_row(self, trees: Sequence[Expression], where: Filter | None, parts: list[str]) -> list[ast.stmt]:
+        """The loop over records, each given by these parts. A row has the values of `trees`, and the third part."""
+        test = None if where is None else self._subexpressions.place(self._truth(where, True))[0]
+        placed, _ = self._subexpressions.place(py.call(py.name("append"), *map(self._column, trees)))
         assert isinstance(placed, ast.Call), "it stays a call"
-        placed.args = [ast.Tuple(placed.args, ast.Load())]
+        placed.args = [ast.Tuple([*placed.args, *map(py.name, parts[2:])], ast.Load())]
+        found: ast.stmt = ast.Expr(placed)
+        if test is not None:
+            found = ast.If(test=test, body=[found], orelse=[])
         self._namespace["zip"] = zip
         each = ast.For(
-            target=ast.Tuple([ast.Name("document", ast.Store()), ast.Name("meta", ast.Store())], ast.Store()),
-            iter=py.call(py.name("zip"), py.name("documents"), py.name("metas")),
-            body=[_NO_OBJECT, ast.Expr(placed)],
+            target=ast.Tuple([ast.Name(part, ast.Store()) for part in parts], ast.Store()),
+            iter=py.call(py.name("zip"), *[py.name(f"{part}s") for part in parts]),
+            body=[_NO_OBJECT, found],
             orelse=[],
         )
-        return self._function([each], ["documents", "metas", "append"])  # type: ignore[return-value]  # made here
+        return [each]
+
+    def _column(self, tree: Expression) -> ast.expr:
+        operand = self._raw(tree)
+        if isinstance(tree, Path) or ValueKinds.TEXT not in operand.kinds:
+            return operand.name
+        return self._apply(bounded, operand.name)
 
     def _function(self, body: list[ast.stmt], arguments: list[str]) -> Callable[..., object]:
         function = ast.FunctionDef(

@@ -31,6 +31,8 @@ class Meta(NamedTuple):
 Matcher = Callable[[object, Meta], bool]
 Rows = Callable[[Iterable[object], Iterable[Meta], Callable[[tuple[object, ...]], None]], None]
 """From documents and their metadata to a row of values for each, which it gives to its last argument."""
+KeyedRows = Callable[[Iterable[object], Iterable[Meta], Iterable[bytes], Callable[[tuple[object, ...]], None]], None]
+"""As `Rows`, from the keys of the records, too: a row ends with its record's key, and not every record has one."""
 
 
 @dataclass(frozen=True, slots=True)

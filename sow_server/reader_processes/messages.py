@@ -30,7 +30,7 @@ BUFFER_BYTES: Final = 2**20
 _HEAD: Final = Struct(">IBI")
 _CUT: Final = Struct(">qq")
 _RECORDS: Final = Struct(">I")
-_MOMENT: Final = Struct(">qqqq")
+_MOMENT: Final = Struct(">qqqqq")
 
 
 class Kind(enum.IntEnum):

@@ -117,7 +117,7 @@ class IdleTopics:
             return  # a topic with records is looked at again once it is empty
         ttl = topic.settings.idle_ttl_micros
         if ttl is not None:
-            self._look_at(topic, (now if topic.followers else topic.last_use_micros) + ttl)
+            self._look_at(topic, (now if topic.followers or topic.views else topic.last_use_micros) + ttl)
 
     def _cause(self, topic: Topic, now: int) -> Cause | None:
         """Why a topic is due now, apart from its records; None: it is not due."""
@@ -175,7 +175,7 @@ def _kept_by_content(topic: Topic) -> bool:
 
 
 def _may_go(topic: Topic) -> bool:
-    return not (topic.followers or topic.declaration.in_config or topic.reserved)
+    return not (topic.followers or topic.views or topic.declaration.in_config or topic.reserved)
 
 
 def _unused(topic: Topic, now: int) -> bool:

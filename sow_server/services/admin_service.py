@@ -16,6 +16,7 @@ from sow_server.access.needs import Action
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.soundness import Fault, row_fault
 from sow_server.engine.doors import Reads, Writes
+from sow_server.engine.reading import Counts
 from sow_server.engine.stored import read_header
 from sow_server.engine.values import lifetimes, model
 from sow_server.engine.values.errors import StoreError
@@ -27,6 +28,7 @@ from sow_server.engine.values.policies import (
     planned_journal_bytes,
     warnings,
 )
+from sow_server.engine.values.views import ViewDefinition
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.services.records.selection import checked, count_selected, selected
 from sow_server.services.records.submissions import Submissions
@@ -64,11 +66,12 @@ class AdminService:
         call.creates("topics", request.name)
         declared = settings_convert.settings(request.settings)
         self._check_dead_letter(call, request.name, declared)
-        created = await self._administration.create_topic(request.name, declared)
-        log.info("topic_created", topic=created.name)
-        return admin_pb2.CreateTopicResponse(
-            topic=settings_convert.topic(self._durable_commits, created), warnings=warnings(created.settings)
-        )
+        view = settings_convert.view(request.view) if request.HasField("view") else None
+        if view is not None:
+            self._check_view(call, view)
+        created = await self._administration.create_topic(request.name, declared, view=view)
+        log.info("topic_created", topic=created.name, source="" if view is None else view.source)
+        return admin_pb2.CreateTopicResponse(topic=self._message(call, created), warnings=warnings(created.settings))
 
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
         call.topic(request.name, whole=True)
@@ -76,13 +79,15 @@ class AdminService:
         self._check_dead_letter(call, request.name, given)
         paths = list(request.update_paths)
         altered = await self._administration.alter_topic(
-            request.name, lambda before: settings_convert.altered(before, given, paths)
+            request.name,
+            lambda before: settings_convert.altered(before, given, paths),
+            sees=_views_seen(call, request.name),
         )
         log.info("topic_altered", topic=altered.name, settings=paths)
         found = warnings(altered.settings)
         if self._figures_told(call, altered):
             found += altered.above_caps
-        message = settings_convert.topic(self._durable_commits, altered)
+        message = self._message(call, altered)
         return admin_pb2.AlterTopicResponse(topic=message, warnings=found)
 
     async def DescribeTopic(
@@ -93,8 +98,8 @@ class AdminService:
 
         def describe() -> admin_pb2.Topic:
             if not told:
-                return settings_convert.topic(self._durable_commits, found)
-            message = settings_convert.topic(self._durable_commits, found, self._reading.cuts.counts([found])[found.id])
+                return self._message(call, found)
+            message = self._message(call, found, self._reading.cuts.counts([found])[found.id])
             _show_own_durable(call, message)
             message.effective.extend(settings_convert.effective(self._administration.effective(found)))
             planned = planned_journal_bytes(found.settings)
@@ -111,7 +116,7 @@ class AdminService:
         def messages() -> list[admin_pb2.Topic]:
             counts = self._reading.cuts.counts(topics) if request.with_statistics else {}
             found = [
-                settings_convert.topic(self._durable_commits, topic, counts.get(topic.id) if with_figures else None)
+                self._message(call, topic, counts.get(topic.id) if with_figures else None)
                 for topic, with_figures in zip(topics, told, strict=True)
             ]
             for message in found:
@@ -122,7 +127,9 @@ class AdminService:
 
     async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, call: Call) -> admin_pb2.DeleteTopicResponse:
         call.topic(request.name, whole=True)
-        deleted = await self._administration.delete_topic(request.name, force=request.force)
+        deleted = await self._administration.delete_topic(
+            request.name, force=request.force, sees=_views_seen(call, request.name)
+        )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
@@ -168,6 +175,25 @@ class AdminService:
         if isinstance(target, str) and target:
             call.require(target, Action.PUBLISH, all_rows=True)
             call.require(topic, Action.READ, whole=True)
+
+    def _check_view(self, call: Call, view: ViewDefinition) -> None:
+        """The maker of a view must be allowed to read all of its source, which others then see through it (rule V8). A
+        source that the caller may not see is refused as one that does not exist. Raises StoreError."""
+        try:
+            call.topic(view.source, Action.READ, whole=True)
+        except StoreError as error:
+            error.field = "view.source"
+            raise
+
+    def _message(self, call: Call, topic: Topic, counts: Counts | None = None) -> admin_pb2.Topic:
+        """A topic as the caller may know it: its definition tells of the source (rule V8), its state counts records."""
+        message = settings_convert.topic(self._durable_commits, topic, counts)
+        if topic.view is not None:
+            if call.sees(topic.view.source):
+                message.view.CopyFrom(settings_convert.view_message(topic.view))
+            if self._figures_told(call, topic):
+                message.view_status.CopyFrom(settings_convert.view_status(topic.view_status))
+        return message
 
     async def CheckTopic(
         self, request: admin_pb2.CheckTopicRequest, call: Call
@@ -262,6 +288,13 @@ class AdminService:
         made = await self._read(lambda: self._upkeep.backup(request.name))
         log.info("backup_made", backup=request.name, sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(name=request.name, sequence=made.sequence, bytes=made.bytes)
+
+
+def _views_seen(call: Call, source: str) -> Callable[[str], bool]:
+    """Tells of the views of a topic which the caller sees: on any thread, so it is decided before."""
+    topic = call.existing(source)
+    views = () if topic is None else topic.views
+    return frozenset([view.name for view in views if call.sees(view.name)]).__contains__
 
 
 def _show_own_durable(call: Call, message: admin_pb2.Topic) -> None:

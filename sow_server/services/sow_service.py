@@ -304,7 +304,7 @@ class SowService:
             subscribe_convert.request,
             request,
             self._reading,
-            lambda topic: call.part_of(topic, action),
+            lambda topic: call.part_of(topic, action) if topic.complete else None,  # a view joins later (rule V6)
             rights=call.rights(action) if request.topic_pattern else "",
         )
         with call.holding("subscriptions"):

@@ -223,3 +223,20 @@ def test_a_setting_is_asked_for_before_it_is_changed(cars: str, client: Client, 
     assert client.describe_topic(cars).settings.max_ttl == "2d"
     person.sure(person.asked("alter", topic=cars, setting="max_ttl", value="none"), "alter")
     assert client.describe_topic(cars).settings.max_ttl is None
+
+
+def test_a_view_is_shown_with_its_definition_and_refuses_writes_with_the_reason(client: Client, person: Person) -> None:
+    client.create_topic("desk", key=["/id"])
+    client.publish("desk", {"id": 1, "account": "A1", "qty": 5})
+    client.create_view("desk.sums", source="desk", where="/qty > 0", group_by="/account", select="SUM(/qty) AS qty")
+    until(lambda: client.describe_topic("desk.sums").view_status.complete, 10, "the view")  # type: ignore[union-attr]  # it is a view
+    page = html.unescape(person.page("topic", topic="desk.sums").text)
+    for shown in ("SUM(/qty) AS qty", "/qty > 0", "/account", "complete", "nothing is written to it"):
+        assert shown in page
+    described = person.twin("topic", topic="desk.sums")["described"]
+    assert isinstance(described, dict)
+    assert described["view"]["source"] == "desk"
+    assert "nothing is written to it" not in person.page("topic", topic="desk").text
+    refused = person.sure(person.asked("touch", topic="desk.sums", key="A1", ttl="1h"), "touch")
+    assert "VIEW_READ_ONLY" in refused
+    assert "its records follow from its source" in refused

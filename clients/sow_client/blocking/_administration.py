@@ -14,6 +14,7 @@ from sow_client import _access, _admin, _failover, _replication, _retention, _st
 from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._contract import needed
 from sow_client._failover import Instance
+from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
 from sow_client._records import ExpireAt, Restamped, RestampMode, Ttl
 from sow_client._reports import (
@@ -58,6 +59,36 @@ class Administration(Calls):
         """
         try:
             response = self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            return self.describe_topic(name)
+        return _admin.topic(response.topic, response.warnings)
+
+    def create_view(
+        self,
+        name: str,
+        *,
+        source: str,
+        where: str | None = None,
+        group_by: Expressions | None = None,
+        select: Expressions | None = None,
+        exist_ok: bool = False,
+        **named: Unpack[TopicSettingsArguments],
+    ) -> Topic:
+        """Creates a view: a topic whose records follow from those of `source` that match `where`, in each commit.
+
+        With `group_by`, or with aggregates in `select` such as "SUM(/qty) AS qty", it has a record for each group; both
+        are as in `query`, `select` as `aggregate` there. Without them it has a record for each one of the source, under
+        its key, with the fields and expressions of `select`. The other arguments are settings of the topic, such as
+        `index`. The view can be read once it is built: until then reads raise Unavailable with VIEW_BUILDING, and
+        `describe_topic` tells how far it is. `exist_ok` as in `create_topic`.
+
+        Rules: V1, V3, V6.
+        """
+        request = _admin.create_view_request(name, source, where, group_by, select, named)
+        try:
+            response = self._call(self._admin.CreateTopic, request, once=True)
         except AlreadyExists:
             if not exist_ok:
                 raise

@@ -23,6 +23,7 @@ import { QueryResult } from "./query.js";
 import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
 import {
   type CountOptions,
+  createViewRequest,
   type DeleteOptions,
   deleteRequest,
   type DeltaOptions,
@@ -44,6 +45,7 @@ import {
   touchRequest,
   type TransactionOptions,
   unsetOf,
+  type ViewOptions,
 } from "./requests.js";
 import type { Instance } from "./search.js";
 import { RETRY_FOR_MS, Subscription } from "./subscription.js";
@@ -338,6 +340,16 @@ export class Client {
   }
 
   // ---- everything else ----
+
+  /**
+   * Creates a view: a topic whose records follow from those of `source`, in each commit (rules V1 to V6). Until it is
+   * built, reads of it throw Unavailable with VIEW_BUILDING.
+   *
+   *     await client.createView("positions", { source: "orders", groupBy: ["/account"], select: { qty: "SUM(/qty)" } });
+   */
+  async createView(name: string, options: ViewOptions): Promise<void> {
+    await this.call(AdminService.method.createTopic, createViewRequest(name, options));
+  }
 
   /**
    * Makes any call of the contract that has one answer, with the types of `sow-client/contract`:

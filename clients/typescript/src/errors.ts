@@ -249,6 +249,9 @@ export const CLASS_OF_REASON: Readonly<Record<string, ErrorClass>> = {
   BEHIND: Unavailable,
   PEER_EXISTS: AlreadyExists,
   EXPRESSION_INVALID: InvalidArgument,
+  VIEW_READ_ONLY: FailedPrecondition,
+  VIEW_BUILDING: Unavailable,
+  TOPIC_HAS_VIEWS: FailedPrecondition,
 };
 
 const CLASS_OF_CODE: Readonly<Record<string, ErrorClass>> = {

@@ -45,6 +45,7 @@ export type {
   Topics,
   TouchOptions,
   TransactionOptions,
+  ViewOptions,
 } from "./requests.js";
 export type { Instance } from "./search.js";
 export type { OnInterruption, Subscription } from "./subscription.js";

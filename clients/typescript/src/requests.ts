@@ -4,6 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { kindOf, list, ofOtherType, oneOf, shown } from "./arguments.js";
 import { type Duration, lifetimeMessage, micros, type Moment, momentMicros, type Ttl } from "./durations.js";
 import { invalid, type Refusal } from "./errors.js";
+import { type CreateTopicRequest, CreateTopicRequestSchema } from "./gen/sow/v1/admin_pb.js";
 import {
   KeyListSchema,
   type Projection,
@@ -182,6 +183,21 @@ export interface TouchOptions {
   /** The records to touch, by their present expire time (rule L19). */
   readonly only?: "later" | "earlier" | "without" | "with";
   readonly durability?: DurabilityName;
+}
+
+/** The definition of a view (rule V1). */
+export interface ViewOptions {
+  /** The topic whose records it is made of. */
+  readonly source: string;
+  /** Only records of the source that match this filter. */
+  readonly where?: string;
+  /** A record for each group of records with equal values; as `groupBy` of a query. */
+  readonly groupBy?: readonly string[] | Readonly<Record<string, string>>;
+  /**
+   * The values of each record, `{ qty: "SUM(/qty)" }`. Without groups and aggregates: fields, which name themselves, and
+   * expressions of each record of the source (rule V3).
+   */
+  readonly select?: readonly string[] | Readonly<Record<string, string>>;
 }
 
 /** Exactly one of the first four selects the records (rule D1). */
@@ -388,6 +404,18 @@ function expressions(given: QueryOptions["groupBy"], option: string): { name: st
     }
     return { name, expression };
   });
+}
+
+/** A new view (rule V1). */
+export function createViewRequest(name: string, options: ViewOptions): CreateTopicRequest {
+  const { source, where = "" } = options;
+  const view = {
+    source,
+    where,
+    groupBy: expressions(options.groupBy, "groupBy"),
+    select: expressions(options.select, "select"),
+  };
+  return create(CreateTopicRequestSchema, { name, view });
 }
 
 /** A subscription. The server checks which options exclude each other. */

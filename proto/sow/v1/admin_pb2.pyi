@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from sow.v1 import sow_pb2 as _sow_pb2
 from sow.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -569,6 +570,8 @@ class Topic(_message.Message):
     INDEXES_FIELD_NUMBER: _builtins.int
     EFFECTIVE_FIELD_NUMBER: _builtins.int
     PLANNED_JOURNAL_BYTES_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
+    VIEW_STATUS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     set_in_config: _builtins.bool
@@ -595,6 +598,14 @@ class Topic(_message.Message):
     def effective(self) -> _containers.RepeatedCompositeFieldContainer[Global___EffectiveSetting]:
         """Every setting with its origin. Only in DescribeTopic."""
 
+    @_builtins.property
+    def view(self) -> Global___ViewDefinition:
+        """The definition of a view; absent: it is no view, or the caller may not see its source (rule V8)."""
+
+    @_builtins.property
+    def view_status(self) -> Global___ViewStatus:
+        """The state of a view, for callers that may read all of it."""
+
     def __init__(
         self,
         *,
@@ -606,14 +617,92 @@ class Topic(_message.Message):
         indexes: _abc.Iterable[Global___IndexStatus] | None = ...,
         effective: _abc.Iterable[Global___EffectiveSetting] | None = ...,
         planned_journal_bytes: _builtins.int = ...,
+        view: Global___ViewDefinition | None = ...,
+        view_status: Global___ViewStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "settings", b"settings", "statistics", b"statistics", "view", b"view", "view_status", b"view_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective", b"effective", "indexes", b"indexes", "name", b"name", "planned_journal_bytes", b"planned_journal_bytes", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "effective", b"effective", "indexes", b"indexes", "name", b"name", "planned_journal_bytes", b"planned_journal_bytes", "set_in_config", b"set_in_config", "settings", b"settings", "statistics", b"statistics", "view", b"view", "view_status", b"view_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Topic: _TypeAlias = Topic  # noqa: Y015
+
+@_typing.final
+class ViewDefinition(_message.Message):
+    """The definition of a view: the content of a topic that follows from the records of another one (rule V1)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    SELECT_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The topic whose records it is made of. A view is no source."""
+    where: _builtins.str
+    """Only records of the source that match this filter. Empty: all."""
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedCompositeFieldContainer[_sow_pb2.NamedExpression]:
+        """A record for each group of records with equal values of these expressions, at most 8, under the key of the group
+        (rule Q12). The name of a field is its last step, unless another is given.
+        """
+
+    @_builtins.property
+    def select(self) -> _containers.RepeatedCompositeFieldContainer[_sow_pb2.NamedExpression]:
+        """The values of each record, at most 64: aggregates such as `SUM(/px * /qty)` (rule Q11). Without aggregates and
+        `group_by`, fields and expressions of one record of the source each, under its key (rule V3).
+        """
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        group_by: _abc.Iterable[_sow_pb2.NamedExpression] | None = ...,
+        select: _abc.Iterable[_sow_pb2.NamedExpression] | None = ...,
+        where: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_by", b"group_by", "select", b"select", "source", b"source", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViewDefinition: _TypeAlias = ViewDefinition  # noqa: Y015
+
+@_typing.final
+class ViewStatus(_message.Message):
+    """The state of a view (rule V6)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    RECORDS_READ_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    UNGROUPED_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """false: it is being built, and reads of it are refused with VIEW_BUILDING."""
+    records_read: _builtins.int
+    """Records of the source that the build has read so far."""
+    groups: _builtins.int
+    """Its records: one for each group, or for each record of the source that matches (rule V3)."""
+    ungrouped: _builtins.int
+    """Records of the source that match and are in no group (rule Q12)."""
+    def __init__(
+        self,
+        *,
+        complete: _builtins.bool = ...,
+        records_read: _builtins.int = ...,
+        groups: _builtins.int = ...,
+        ungrouped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "groups", b"groups", "records_read", b"records_read", "ungrouped", b"ungrouped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViewStatus: _TypeAlias = ViewStatus  # noqa: Y015
 
 @_typing.final
 class CreateTopicRequest(_message.Message):
@@ -623,21 +712,27 @@ class CreateTopicRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    VIEW_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[A-Za-z0-9_.:-]{1,200}, not beginning with `_` (rule K1)."""
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
         """Unset fields take their defaults."""
 
+    @_builtins.property
+    def view(self) -> Global___ViewDefinition:
+        """The topic is a view with this definition (rule V1). Unset: it is none."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         settings: Global___TopicSettings | None = ...,
+        view: Global___ViewDefinition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "view", b"view"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "settings", b"settings", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1598,8 +1693,8 @@ class GetConfigResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Global___ConfigSetting]:
-        """Every setting (docs/configuration.md), in the order of the tables, without [topics], whose settings and origins
-        DescribeTopic tells.
+        """Every setting (docs/configuration.md), in the order of the tables, without [topics] and [views], whose settings
+        and origins DescribeTopic tells.
         """
 
     def __init__(

@@ -308,7 +308,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOPIC_FULL: _ErrorReason.ValueType  # 89
     """The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
     ERROR_REASON_EXPRESSION_INVALID: _ErrorReason.ValueType  # 90
-    """An expression of `group_by`, `aggregate` or `having` is not valid (Q11); the message shows the position."""
+    """An expression of `group_by`, `aggregate`, `having` or `select` of a view is not valid (Q11); the message shows the
+    position.
+    """
+    ERROR_REASON_VIEW_READ_ONLY: _ErrorReason.ValueType  # 91
+    """The topic is a view: its content follows from its source, and nothing is written to it (V1)."""
+    ERROR_REASON_VIEW_BUILDING: _ErrorReason.ValueType  # 92
+    """The view is being built, and is not read before it is complete (V6). The error may pass."""
+    ERROR_REASON_TOPIC_HAS_VIEWS: _ErrorReason.ValueType  # 93
+    """The topic is the source of views, which need it as it is (V7)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -502,7 +510,15 @@ ERROR_REASON_PEER_EXISTS: ErrorReason.ValueType  # 88
 ERROR_REASON_TOPIC_FULL: ErrorReason.ValueType  # 89
 """The topic has as many records, or bytes, as its caps allow, and the record would add to them (T6)."""
 ERROR_REASON_EXPRESSION_INVALID: ErrorReason.ValueType  # 90
-"""An expression of `group_by`, `aggregate` or `having` is not valid (Q11); the message shows the position."""
+"""An expression of `group_by`, `aggregate`, `having` or `select` of a view is not valid (Q11); the message shows the
+position.
+"""
+ERROR_REASON_VIEW_READ_ONLY: ErrorReason.ValueType  # 91
+"""The topic is a view: its content follows from its source, and nothing is written to it (V1)."""
+ERROR_REASON_VIEW_BUILDING: ErrorReason.ValueType  # 92
+"""The view is being built, and is not read before it is complete (V6). The error may pass."""
+ERROR_REASON_TOPIC_HAS_VIEWS: ErrorReason.ValueType  # 93
+"""The topic is the source of views, which need it as it is (V7)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

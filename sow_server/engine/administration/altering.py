@@ -8,6 +8,7 @@ from sow_server.engine.administration.creating import check_dead_letters
 from sow_server.engine.administration.expiration import changes_kind, stage_expiration, take_into_force
 from sow_server.engine.administration.parts import Parts
 from sow_server.engine.catalog.indexes import Index, Indexes, altered
+from sow_server.engine.catalog.policies_in_force import check_view_settings
 from sow_server.engine.catalog.rows import encode_topic, paths_and_steps
 from sow_server.engine.catalog.topics import ONLY_WHILE_EMPTY, Declaration, Topic, Topics, check_name, check_settings
 from sow_server.engine.commit.draft import Draft
@@ -17,25 +18,40 @@ from sow_server.engine.disk.rocks import INDEXES, JOURNAL, META
 from sow_server.engine.durables import DurableEditor
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, tidy
+from sow_server.engine.values.views import everything, has_views
 
 
 class AlterTopic:
     """Changes the declared settings of a topic, in rounds; answers the topic."""
 
-    def __init__(self, parts: Parts, name: str, change: Callable[[Declared], Declared], *, in_config: bool) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        name: str,
+        change: Callable[[Declared], Declared],
+        *,
+        in_config: bool,
+        sees: Callable[[str], bool],
+    ) -> None:
+        """`sees`: true for a topic that the caller sees, by its name."""
         self._parts = parts
+        self._sees = sees
         self._name = name
         self._change = change
         self._in_config = in_config
         self._new: NewSettings | None = None
 
     def stage(self, draft: Draft) -> Staged:
-        """Stages the new settings. SET_IN_CONFIG, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, INVALID_ARGUMENT."""
+        """Stages the new settings. SET_IN_CONFIG, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY, TOPIC_HAS_VIEWS,
+        INVALID_ARGUMENT."""
         topic = alterable(self._parts.core.topics, self._name, in_config=self._in_config)
         declared = tidy(self._change(topic.declaration.settings))
         check_settings(declared, topic=self._name, in_config=self._in_config)
+        if topic.view is not None:
+            check_view_settings(declared)
         expiring = topic.declaration.expiring and not self._in_config
-        self._new = NewSettings(self._parts, topic, Declaration(declared, self._in_config, expiring))
+        declaration = Declaration(declared, self._in_config, expiring, topic.view)
+        self._new = NewSettings(self._parts, topic, declaration, self._sees)
         return self._new.stage(draft)
 
     def committed(self) -> Topic:
@@ -67,8 +83,11 @@ class ReleaseTopic:
 class NewSettings:
     """New settings of one topic, as one change in rounds."""
 
-    def __init__(self, parts: Parts, topic: Topic, declaration: Declaration) -> None:
+    def __init__(
+        self, parts: Parts, topic: Topic, declaration: Declaration, sees: Callable[[str], bool] = everything
+    ) -> None:
         self._parts = parts
+        self._sees = sees
         self._topic = topic
         self._declaration = declaration
         self._settings = parts.policies.resolve(topic.name, declaration).settings
@@ -77,9 +96,11 @@ class NewSettings:
         self._letters_wait = False
 
     def stage(self, draft: Draft) -> Staged:
-        """Stages them. TOPIC_NOT_EMPTY."""
+        """Stages them. TOPIC_NOT_EMPTY, TOPIC_HAS_VIEWS."""
         parts, topic, settings = self._parts, self._topic, self._settings
-        check_dead_letters(parts.core.topics, draft, topic.name, settings, self._declaration.settings)
+        check_dead_letters(parts.core.topics, draft, topic.name, settings, self._declaration)
+        if topic.views and changes_kind(topic, settings):
+            raise has_views(topic.name, seen_views(topic, self._sees), "change its key, type or separator")
         self._check_empty()
         if stage_expiration(parts, draft, [(topic, settings)]) is Staged.AGAIN:
             return Staged.AGAIN
@@ -94,7 +115,7 @@ class NewSettings:
                 durables.reset(topic)
             else:
                 durables.freeze(topic)
-        self._letters_wait = of_another_kind and parts.background.stage_delivery(draft, topic)
+        self._letters_wait = of_another_kind and topic.view is None and parts.background.stage_delivery(draft, topic)
         self._indexes = self._stage_indexes(draft)
         draft.batch.puts[META][TOPIC_KEY + topic.prefix] = encode_topic(
             topic, settings, self._indexes, self._declaration
@@ -149,6 +170,11 @@ class NewSettings:
             if not new.complete:
                 background.build(topic, new)
         return topic
+
+
+def seen_views(topic: Topic, sees: Callable[[str], bool]) -> list[str]:
+    """The names of the views of a topic that a caller sees."""
+    return [view.name for view in topic.views if sees(view.name)]
 
 
 def alterable(topics: Topics, name: str, *, in_config: bool) -> Topic:

@@ -8,27 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sow_server.engine.administration.altering import alterable
+from sow_server.engine.administration.altering import alterable, seen_views
 from sow_server.engine.administration.parts import Parts
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
-from sow_server.engine.disk.layout import DELIVER_KEY, INDEX_KEY, REARM_KEY, STATISTICS_KEY, TOPIC_KEY
-from sow_server.engine.disk.rocks import INDEXES, JOURNAL, META, RECORDS
+from sow_server.engine.disk.layout import DELIVER_KEY, INDEX_KEY, REARM_KEY, STATISTICS_KEY, TOPIC_KEY, VIEW_KEY
+from sow_server.engine.disk.rocks import INDEXES, JOURNAL, META, RECORDS, VIEWS
+from sow_server.engine.values.views import has_views
 
 
 class DeleteTopic:
     """The step that deletes a topic; answers how many live records it had."""
 
-    def __init__(self, parts: Parts, name: str, *, force: bool) -> None:
+    def __init__(self, parts: Parts, name: str, *, force: bool, in_config: bool, sees: Callable[[str], bool]) -> None:
+        """`sees`: true for a topic that the caller sees, by its name."""
         self._parts = parts
+        self._in_config = in_config
+        self._sees = sees
         self._name = name
         self._force = force
         self._topic: Topic | None = None
         self._live = 0
 
     def stage(self, draft: Draft) -> None:
-        """Stages the removal of everything that is the topic's. PEER_BEHIND unless forced, TOPIC_NOT_FOUND."""
-        topic = alterable(self._parts.core.topics, self._name, in_config=False)
+        """Stages the removal of everything that is the topic's. PEER_BEHIND unless forced, TOPIC_NOT_FOUND,
+        TOPIC_HAS_VIEWS."""
+        topic = alterable(self._parts.core.topics, self._name, in_config=self._in_config)
+        if topic.views:
+            raise has_views(topic.name, seen_views(topic, self._sees), "delete it")
         if not self._force:
             self._parts.replicas.peers.check_shipped(topic)
         self._live = self._parts.core.cuts.count(topic)
@@ -60,6 +67,7 @@ class DeleteUnused:
         self._deletes = not (
             gone
             or topic.replicated
+            or topic.views
             or parts.loads.registry.open_on(topic)
             or not self._is_unused(topic, draft.now)
             or (topic.settings.only_if_empty and parts.core.cuts.count(topic))
@@ -82,6 +90,9 @@ def _stage_deletion(parts: Parts, draft: Draft, topic: Topic) -> None:
         (JOURNAL, topic.prefix, topic.stop),
         (INDEXES, topic.prefix, topic.stop),
     ]
+    if topic.view is not None:
+        draft.batch.ranges.append((VIEWS, topic.prefix, topic.stop))
+        draft.batch.deletes[META].append(VIEW_KEY + topic.prefix)
     parts.durables.stage_drop(draft, topic)
     parts.replicas.stage_drop(draft, topic)
     parts.loads.registry.stage_fail_all(draft, topic, "the topic was deleted")
@@ -95,5 +106,6 @@ def _stage_deletion(parts: Parts, draft: Draft, topic: Topic) -> None:
 
 
 def _forget(parts: Parts, topic: Topic) -> None:
+    parts.views.remove(topic)
     parts.core.topics.remove(topic)
     parts.core.unsound.forget(topic.name)

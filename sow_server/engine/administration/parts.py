@@ -8,6 +8,7 @@ from sow_server.engine.background import Background
 from sow_server.engine.catalog.policies_in_force import PoliciesInForce
 from sow_server.engine.commit.expiry import Sweep
 from sow_server.engine.core import Core
+from sow_server.engine.derived import Views
 from sow_server.engine.durables import Durables
 from sow_server.engine.loads import Loads
 from sow_server.engine.replicas import Replicas
@@ -24,3 +25,4 @@ class Parts:
     durables: Durables
     replicas: Replicas
     loads: Loads
+    views: Views

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 from sow_server.engine.catalog.indexes import NO_INDEXES, Index, Indexes
 from sow_server.engine.catalog.topics import Declaration, Topic
@@ -30,6 +32,7 @@ from sow_server.engine.values.policies import (
     declared_to_json,
     decode_policy,
 )
+from sow_server.engine.values.views import ViewDefinition
 
 
 def topic_row(topic: Topic) -> tuple[bytes, bytes]:
@@ -49,6 +52,7 @@ def encode_topic(topic: Topic, settings: TopicSettings, indexes: Indexes, declar
             "settings": settings_to_json(settings),
             "indexes": {index.path: index.id for index in indexes.all},
             "next_index": indexes.next_id,
+            **({} if declaration.view is None else {"view": asdict(declaration.view)}),
         }
     ).encode()
 
@@ -73,6 +77,7 @@ def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
         fields["in_config"],
         # Its old name. Topics that an administrator made with an older release do not have it, and stay as they are.
         expiring=fields.get("dynamic", False),
+        view=_load_view(fields.get("view")),
     )
     return Topic(
         topic_id,
@@ -86,6 +91,13 @@ def _load_topic(rocks: Rocks, prefix: bytes, row: bytes) -> Topic:
         ),
         declaration=declaration,
     )
+
+
+def _load_view(fields: Mapping[str, Any] | None) -> ViewDefinition | None:
+    if fields is None:
+        return None
+    named = {name: tuple([(one, text) for one, text in fields[name]]) for name in ("group_by", "select")}
+    return ViewDefinition(fields["source"], named["group_by"], named["select"], fields["where"])
 
 
 def _load_indexes(

@@ -26,6 +26,7 @@ from sow_server.engine.values.policies import (
     refusal,
     show,
 )
+from sow_server.engine.values.views import ViewDefinition, ViewStatus
 
 ONLY_WHILE_EMPTY: Final = ("key", "message_type", "separator")
 UNDELIVERED: Final = "_undelivered"
@@ -62,6 +63,8 @@ class Declaration(NamedTuple):
     """True if the configuration file declares the topic."""
     expiring: bool = False
     """True if expiration is enabled unless it is declared otherwise (rule L1)."""
+    view: ViewDefinition | None = None
+    """The definition of a view (rule V1); None: it is no view."""
 
 
 UNDECLARED: Final = Declaration()
@@ -75,6 +78,7 @@ class Topic:
         "_replicated",
         "acts",
         "caps",
+        "complete",
         "create_time_micros",
         "declaration",
         "decode_indexed",
@@ -91,10 +95,14 @@ class Topic:
         "origins",
         "prefix",
         "previous_wanted",
+        "records_read",
         "settings",
         "statistics",
         "stop",
         "takers",
+        "ungrouped",
+        "view",
+        "views",
         "was_followed",
     )
 
@@ -114,6 +122,8 @@ class Topic:
         self.prefix: Final = u32(topic_id)
         self.stop: Final = u32(topic_id + 1)
         self.declaration = declaration
+        self.view: Final = declaration.view
+        """Its definition, if it is a view (rule V1)."""
         self.create_time_micros: Final = create_time_micros
         self.statistics = statistics
         self.followers = 0
@@ -135,12 +145,23 @@ class Topic:
         """Records that were refused because the topic was full, since the start (rule T6)."""
         self.was_followed = False
         """True if anybody has followed it; likewise."""
+        self.views: tuple[Topic, ...] = ()
+        """The views of which it is the source (rule V1); replaced under the writer's cut lock."""
+        self.complete = True
+        """False for a view that is being built (rule V6); likewise, as the next two."""
+        self.records_read = 0
+        self.ungrouped = 0
         self.apply(settings, indexes)
 
     @property
     def in_config(self) -> bool:
         """True if the configuration file declares it."""
         return self.declaration.in_config
+
+    @property
+    def view_status(self) -> ViewStatus:
+        """How far it is, if it is a view."""
+        return ViewStatus(self.complete, self.records_read, self.statistics.records, self.ungrouped)
 
     @property
     def reserved(self) -> bool:
@@ -275,6 +296,10 @@ class Topics:
         topic.origins = self.origins
         self._replace({**self.by_name, topic.name: topic})
         self.settled(topic)
+
+    def completed(self) -> None:
+        """A view is complete: whoever follows topics by a pattern takes it in (rule V6)."""
+        self._replace(dict(self.by_name))
 
     def remove(self, topic: Topic) -> None:
         """Removes a topic."""

@@ -30,10 +30,12 @@ T = TypeVar("T")
 class Commits:
     """The interface of the writer for the parts of the store and for the server."""
 
-    def __init__(self, writer: Writer, topics: Topics) -> None:
+    def __init__(self, writer: Writer, topics: Topics, derived: Callable[[], float] = float) -> None:
+        """`derived`: how many seconds of commits views have taken."""
         self._writer = writer
         self._submit = writer.queue.submit
         self._topics = topics
+        self._derived = derived
 
     # -- queueing ---------------------------------------------------------------------------------------------------
 
@@ -134,6 +136,16 @@ class Commits:
     def synced_sequence(self) -> int:
         """Everything up to this sequence is durable, so followers may see it (rule S7)."""
         return self._writer.synced_sequence
+
+    @property
+    def next_due(self) -> int:
+        """When the next record is overdue, as far as the sweep knows; each expires at that time or later."""
+        return self._writer.sweep.next_due
+
+    @property
+    def derived_seconds(self) -> float:
+        """The time of commits that views have taken since the start."""
+        return self._derived()
 
     @property
     def failure(self) -> StoreError | None:

@@ -8,9 +8,9 @@ sequences from the writer's counters, which the writer takes over only after the
     [2]  Every record that can expire has an expiry entry at or before its expire time. So an update to a later expire
          time costs no index write: the old entry comes first, and the sweep re-arms it.
     [3]  An overdue record is expired before anything else is done with its key (rule L10).
-    [4]  A draft knows no features. They add their rows to removals through the removal hooks, keep their state in
-         `part`, and apply the effects of the commit through `on_commit`. So any expiry may change other topics, and
-         even this one (letter_posting [1]).
+    [4]  A draft knows no features. They add their rows to removals through the removal hooks, and to the whole through
+         the finish hooks, keep their state in `part`, and apply the effects of the commit through `on_commit`. So any
+         expiry may change other topics, and even this one (letter_posting [1]).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Draft:
 
     __slots__ = (
         "_cache",
+        "_finish_hooks",
         "_later",
+        "_looked_up",
         "_parts",
         "_rocks",
         "_values",
@@ -92,11 +94,14 @@ class Draft:
         self._rocks = basis.rocks
         self._cache = basis.heads
         self.removal_hooks = basis.removal_hooks
+        self._finish_hooks = basis.finish_hooks
         self._parts: dict[type[object], object] = {}
         self._later: list[Callable[[], None]] = []
         """Waits for the end of an atomic request."""
         self._values: dict[bytes, bytes] = {}
         """Stored values that have been read, by store key."""
+        self._looked_up: list[list[bytes]] = []
+        """Store keys that have been read, whether they have a value or not."""
         self.topics: Final = basis.topics
         self.now = now_micros
         self.now_bytes = i64(now_micros)
@@ -154,6 +159,7 @@ class Draft:
         if missing:
             # Most are of new records, which cost no line of Python: `heads` has None for them already.
             found = self._rocks.multi_get(RECORDS, missing)
+            self._looked_up.append(missing)
             stored = {key: value for key, value in zip(missing, found, strict=True) if value is not None}
             if stored:
                 self._values.update(stored)
@@ -182,6 +188,13 @@ class Draft:
         if all(values.values()):  # no stored value is empty
             return values  # type: ignore[return-value]  # there is no None among them
         return {key: value for key, value in values.items() if value is not None}
+
+    def before(self, store_keys: Sequence[bytes]) -> list[bytes | None]:
+        """The stored values of keys as they were before this commit."""
+        values, looked_up = self._values, set[bytes]().union(*self._looked_up)
+        wanted = [key for key in store_keys if key not in values and key not in looked_up]
+        read = dict(zip(wanted, self._rocks.multi_get(RECORDS, wanted), strict=True))
+        return [values.get(key) or read.get(key) for key in store_keys]
 
     def rows(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values of keys of a column family, including the puts of this draft, without its deletes."""
@@ -457,6 +470,8 @@ class Draft:
 
     def finish(self) -> Batch:
         """The complete batch."""
+        for hook in self._finish_hooks:
+            hook(self)
         batch = self.batch
         self.next_sequence = append_chunks(
             batch, self.journal.chunks, self.statistics, self.now, self.notes, self.next_sequence
@@ -482,6 +497,8 @@ class Basis:
     origin: int
     """The number of this instance."""
     removal_hooks: Sequence[RemovalHook]
+    finish_hooks: Sequence[Callable[[Draft], None]] = ()
+    """Called with a draft that is complete but for what follows from all of it, before it takes any reserve."""
 
 
 def _same_publisher(one: PublisherNote, other: PublisherNote) -> bool:

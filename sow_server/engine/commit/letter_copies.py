@@ -101,7 +101,7 @@ def post(topics: Topics, topic: Topic, keys: Sequence[bytes], values: Sequence[b
         return Post(None, Fate.ENDED, [], [], ended=len(keys))
     target = topics.by_name.get(name)
     fate = Fate.DELIVERED
-    if target is None or not fits(settings, target.settings):
+    if target is None or target.view is not None or not fits(settings, target.settings):
         if settings.on_missing is OnMissing.DROP:
             return Post(None, Fate.DROPPED, [], [], dropped=len(keys))
         target, fate = None, Fate.RETAINED
@@ -291,7 +291,7 @@ def _replacing(letter: Letter, own: msgspec.Raw | None) -> Letter:
 # --- checks of settings ----------------------------------------------------------------------------------------------
 
 
-def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared) -> None:
+def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared, *, is_view: bool = False) -> None:
     """Raises StoreError INVALID_ARGUMENT when a topic called `name`, which declares `declared`, cannot have these
     settings because of the dead letters that it sends, or gets from existing topics.
 
@@ -311,6 +311,8 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
         if wanted == name:
             raise refuse(FIELD, f"{wanted!r} is the topic itself")
         target = topics.by_name.get(wanted)
+        if target is not None and target.view is not None:
+            raise refuse(FIELD, f"topic {wanted} is a view, and takes no records")
         if target is not None and not fits(settings, target.settings):
             field, why = _misfit(settings, target.settings)
             raise refuse(FIELD, f"topic {wanted} has {field} = {why}")
@@ -322,6 +324,8 @@ def check(topics: Topics, name: str, settings: TopicSettings, declared: Declared
             )
     for other in topics.by_name.values():
         own = other.declaration.settings.get(FIELD) == name and other.name != name
+        if own and is_view:
+            raise refuse(FIELD, f"topic {other.name} has {FIELD} = {name!r}, and a view takes no records")
         if own and not fits(other.settings, settings):
             field, why = _misfit(other.settings, settings)
             raise refuse(field, f"{why}, and topic {other.name} has {FIELD} = {name!r}")

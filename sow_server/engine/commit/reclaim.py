@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.disk.layout import MADE_ORDER
-from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES
+from sow_server.engine.disk.rocks import COMMITS, EXPIRY, INDEXES, JOURNAL, RECORDS, STAGING, TOMBSTONES, VIEWS
 from sow_server.engine.stored import i64, u32
 
 RECLAIM_RECORDS: Final = 200_000
@@ -29,7 +29,8 @@ RECLAIM_RECORDS: Final = 200_000
 
 
 class Place(NamedTuple):
-    """A place of removals: records with their index entries under RECORDS, or TOMBSTONES, JOURNAL, EXPIRY, STAGING."""
+    """A place of removals: records with their index entries, and the rows of a view, under RECORDS, or TOMBSTONES,
+    JOURNAL, EXPIRY, STAGING."""
 
     family: str
     topic_id: int
@@ -105,6 +106,7 @@ def deserving(
     tombstones, changes of the journal or expiry entries in all were removed from the deserving ones among them."""
     removed: dict[str, dict[Place, int]] = {RECORDS: {}, TOMBSTONES: {}, JOURNAL: {}, EXPIRY: {}, STAGING: {}}
     records: Ranges = []
+    views: Ranges = []
     # `first_tombstone`: the oldest one left, in the order of creation; the ones before it were purged.
     tombstones: Ranges = [(MADE_ORDER, first_tombstone)] if first_tombstone > MADE_ORDER else []
     journal: Ranges = []
@@ -116,6 +118,8 @@ def deserving(
             if topic is not None and count < topic.statistics.records:
                 continue
             records.append((prefix, stop))
+            if topic is not None and topic.view is not None:
+                views.append((prefix, stop))
         elif place.family == TOMBSTONES:
             if topic is not None and count < topic.statistics.tombstones:
                 continue
@@ -127,7 +131,7 @@ def deserving(
             staging.append((prefix, stop))  # a load loses all of its rows at once, and its number is not used again
         removed[place.family][place] = count
     tasks = (
-        Task(removed[RECORDS], {RECORDS: records, INDEXES: records}),
+        Task(removed[RECORDS], {RECORDS: records, INDEXES: records} | ({VIEWS: views} if views else {})),
         Task(removed[TOMBSTONES], {TOMBSTONES: tombstones}),
         # Commits are pruned once all topics have let go of them.
         Task(removed[JOURNAL], {JOURNAL: journal, COMMITS: [(b"", first_commit)]}),

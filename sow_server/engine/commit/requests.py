@@ -37,6 +37,7 @@ from sow_server.engine.values.model import (
     Touch,
 )
 from sow_server.engine.values.turns import CALLER
+from sow_server.engine.values.views import view_read_only
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +221,8 @@ def prepare(job: Job, topic: Topic, limits: RequestLimits) -> None:
     job.topic, job.settings, job.record_micros, job.caps = topic, topic.settings, 0.0, topic.caps
     if topic.id == UNDELIVERED_ID and not isinstance(request, Delete):
         check_name(topic.name)
+    if topic.view is not None:
+        raise view_read_only(topic.name)
     match request:
         case Publish():
             check_size(request, job.size, limits)

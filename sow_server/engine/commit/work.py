@@ -36,6 +36,8 @@ ENTRY_KEY_BYTE: Final = 0.03
 """For a byte of the record's key in such an entry: 34 us with a key of 1,000 bytes."""
 MERGE_BYTE: Final = 0.02
 """For a byte of a stored record that a delta is merged into: 20 ms for 1 MiB."""
+VIEW_RECORD: Final = 8.0
+"""For a record in a view of its topic."""
 UNSET_PATH: Final = 0.5
 """For a path to unset, in each record."""
 HEADS_FIRST: Final = 64
@@ -194,8 +196,9 @@ def _each(job: Job) -> float:
             each = SINGLE_RECORD + UNSET_PATH * len(request.unset_paths)
         else:
             each = PLAIN_RECORD
-        each += (INDEX_BYTE if topic.indexes.all else BYTE) * job.size / (len(job.keys) or 1)
+        each += (INDEX_BYTE if topic.indexes.all or topic.views else BYTE) * job.size / (len(job.keys) or 1)
     else:
         each = PLAIN_RECORD if isinstance(request, Delete) else SINGLE_RECORD
+    each += VIEW_RECORD * len(topic.views)
     job.record_micros = each
     return each

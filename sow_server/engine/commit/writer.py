@@ -49,6 +49,8 @@ from sow_server.engine.values.model import MICROS, Durability, Publish
 
 log = structlog.get_logger(__name__)
 
+AT_FAULT: Final = (Reason.TOPIC_NOT_FOUND, Reason.KEY_REQUIRED, Reason.KEY_NOT_ALLOWED, Reason.VIEW_READ_ONLY)
+"""A topic or its keys are at fault: the records of such a request are refused, and the stream goes on (rule P4)."""
 ASIDE_MAX: Final = 32
 """Items that do not fit into a commit before it is written as it is: to look at each costs its keys and its heads."""
 
@@ -317,7 +319,7 @@ class Writer:
         """Refuses a job that cannot be prepared. True: it is one of a stream, and its topic or its keys are at fault.
         Then its records are to be refused in their turn, and the stream goes on (rule P4)."""
         request = job.request
-        at_fault = error.reason in (Reason.TOPIC_NOT_FOUND, Reason.KEY_REQUIRED, Reason.KEY_NOT_ALLOWED)
+        at_fault = error.reason in AT_FAULT
         if isinstance(request, Publish) and request.channel is not None and request.payloads and at_fault:
             job.refused = error
             return True

@@ -167,6 +167,8 @@ class Durables:
         found = resolved.own.get(durable.name)
         if found is None:
             found = resolve_durable(topic.settings, topic.name, durable.name, durable.declared, resolved.policies)
+            if topic.view is not None:
+                found = found._replace(replicated=False)  # rule V9
             resolved.own[durable.name] = found
         return found
 

@@ -193,7 +193,8 @@ class JournalDraft:
         """True if the next change may go into the last chunk."""
 
     def chunk(self, topic: Topic, sequence: int) -> ChunkBuilder | None:
-        """The chunk of the change of `topic` with a sequence; None for a topic without followers and journal."""
+        """The chunk of the change of `topic` with a sequence; None for a topic without followers and journal, and for
+        a view that is being built (rule V6)."""
         last = self.chunks[-1] if self._open else None
         if (
             last is not None
@@ -202,7 +203,7 @@ class JournalDraft:
             and last.first_sequence + len(last.keys) == sequence
         ):
             return last
-        if not topic.settings.journal and not topic.followers:
+        if not (topic.settings.journal or topic.followers) or not topic.complete:
             return None
         last = ChunkBuilder(topic, sequence, journaled=topic.settings.journal, atomic=self.atomic, source=self.source)
         self.chunks.append(last)

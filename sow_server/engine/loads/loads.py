@@ -32,6 +32,7 @@ from sow_server.engine.pending import Pending
 from sow_server.engine.stored import u32
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS, Caps
+from sow_server.engine.values.views import view_read_only
 
 log = structlog.get_logger(__name__)
 
@@ -150,6 +151,8 @@ class OpenLoad:
         topic = self._topics.find(self._topic_name)
         if topic.reserved:
             check_name(topic.name)
+        if topic.view is not None:
+            raise view_read_only(topic.name)
         if any(load.row.topic_id == topic.id for load in self._registry.working()):
             # The other load has published a part of its rows. For this load the rows that follow would be changes by
             # others, and the rows before would not: the topic would end with some of each (loads [4]).

@@ -53,6 +53,8 @@ class AnnouncedTopics:
         topic = self._topics.by_name.get(kind.name)
         if topic is None or topic.reserved:
             return StoreError(Reason.TOPIC_NOT_FOUND, f"there is no topic {kind.name!r} at the receiving end")
+        if topic.view is not None:
+            return StoreError(Reason.TOPIC_DIFFERS, f"{kind.name} is a view at the receiving end")
         mine = kind_of(topic)
         if not mine.journal or not kind.journal:
             where = "receiving" if kind.journal else "sending"

@@ -36,19 +36,24 @@ class SharedTopics:
         self._covers = [compiled(pattern) for pattern in sorted(set(patterns))]
 
     def covers(self, name: str) -> bool:
-        """True if peers send or receive a topic of this name."""
+        """True if peers send or receive a topic of this name. None of them shares a view (rule V9)."""
+        topic = self._topics.by_name.get(name)
+        if topic is not None and topic.view is not None:
+            return False
         return not name.startswith("_") and any(covers(name) for covers in self._covers)
 
     def shares(self, pattern: str, name: str) -> bool:
         """True if a link with this pattern carries a topic of this name, which may not exist yet."""
         topic = self._topics.by_name.get(name)
-        return (topic is None or topic.settings.journal) and not name.startswith("_") and compiled(pattern)(name)
+        carried = topic is None or (topic.settings.journal and topic.view is None)
+        return carried and not name.startswith("_") and compiled(pattern)(name)
 
     def matching(self, pattern: str) -> list[TopicKind]:
-        """The topics whose whole name matches, by name; the store's own are never among them."""
+        """The topics whose whole name matches, by name; the store's own and views are never among them."""
         matches = compiled(pattern)
         by_name = self._topics.by_name
-        return [kind_of(by_name[name]) for name in sorted(by_name) if not by_name[name].reserved and matches(name)]
+        topics = [topic for topic in by_name.values() if not topic.reserved and topic.view is None]
+        return sorted(kind_of(topic) for topic in topics if matches(topic.name))
 
     def kinds(self, names: Collection[str]) -> list[TopicKind]:
         """The kinds of the existing topics with these names."""

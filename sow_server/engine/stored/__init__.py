@@ -5,6 +5,7 @@
     commits.py     the total order
     expiry.py      the expiry index
     statistics.py  the figures of a topic
+    ordered.py     values in bytes that have their order
     words.py       the integers, big-endian; `DATA_FORMAT` is the version of all layouts, `FORMAT` that of records and
                    chunks
 
@@ -40,6 +41,7 @@ from sow_server.engine.stored.changes import (
 from sow_server.engine.stored.columns import Column, Numbers
 from sow_server.engine.stored.commits import Commit, PublisherNote, Run, decode_commit, encode_commit
 from sow_server.engine.stored.expiry import DUE, DUE_STORE_KEY, DUE_TOPIC, DUE_TOPIC_AT, expiry_entry
+from sow_server.engine.stored.ordered import ORDERED_END, ordered, read_ordered
 from sow_server.engine.stored.records import (
     EXPIRE_TIME,
     HEADER,
@@ -94,6 +96,7 @@ __all__ = [
     "HEADER",
     "HEADER_BYTES",
     "HEADER_FAST",
+    "ORDERED_END",
     "ORIGIN",
     "PAYLOAD",
     "PUBLISH_TIME",
@@ -139,9 +142,11 @@ __all__ = [
     "i64s",
     "journal_key",
     "last_index",
+    "ordered",
     "payload_bytes_each",
     "payloads",
     "read_header",
+    "read_ordered",
     "record",
     "record_keys",
     "sequences",

@@ -10,10 +10,10 @@ from typing import Final
 
 FORMAT: Final = 3
 """The version of the layouts of records and chunks, which carry it."""
-DATA_FORMAT: Final = 5
+DATA_FORMAT: Final = 6
 """The version of everything in a data directory. 4: rows of commits may have notes of publishers. 5: a note may be of
-several topics."""
-UPGRADED_FORMATS: Final = frozenset({3, 4})
+several topics. 6: topics may be views, which have a column family."""
+UPGRADED_FORMATS: Final = frozenset({3, 4, 5})
 """Earlier versions, whose rows this one reads. A directory of theirs becomes one of this version at its first start."""
 _U16: Final = Struct(">H")
 _U32: Final = Struct(">I")

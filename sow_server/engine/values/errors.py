@@ -99,6 +99,9 @@ class Reason(enum.IntEnum):
     PEER_EXISTS = 88
     TOPIC_FULL = 89
     EXPRESSION_INVALID = 90
+    VIEW_READ_ONLY = 91
+    VIEW_BUILDING = 92
+    TOPIC_HAS_VIEWS = 93
 
 
 class StoreError(Exception):

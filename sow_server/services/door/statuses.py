@@ -105,6 +105,9 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.BEHIND: grpc.StatusCode.UNAVAILABLE,
     Reason.PEER_OTHER_CLUSTER: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.PEER_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.VIEW_READ_ONLY: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.VIEW_BUILDING: grpc.StatusCode.UNAVAILABLE,
+    Reason.TOPIC_HAS_VIEWS: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

@@ -6,12 +6,12 @@ An unset field is not declared (rule T2). Each check of a field names it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 
 from google.protobuf.duration_pb2 import Duration
 
-from sow.v1 import admin_pb2, types_pb2
+from sow.v1 import admin_pb2, sow_pb2, types_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.durables.commits import DurableCommits
 from sow_server.engine.reading import Counts
@@ -24,6 +24,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
 )
 from sow_server.engine.values.policies import Declared, Effective, Policy, PolicyTarget, public_name, show, tidy
+from sow_server.engine.values.views import Named, ViewDefinition, ViewStatus
 from sow_server.services.wire.convert import invalid, timestamp
 
 _NUMBERS: Final[Mapping[str, Mapping[enum.StrEnum, int]]] = {
@@ -203,6 +204,41 @@ def effective(found: Effective) -> list[admin_pb2.EffectiveSetting]:
         )
         for name in names
     ]
+
+
+def view(message: admin_pb2.ViewDefinition) -> ViewDefinition:
+    """The definition of a view (rule V1). Raises StoreError; the expressions are read by the engine."""
+    if not message.source:
+        raise invalid("view.source", "names no topic")
+    return ViewDefinition(message.source, _named(message.group_by), _named(message.select), message.where)
+
+
+def _named(expressions: Iterable[sow_pb2.NamedExpression]) -> tuple[Named, ...]:
+    return tuple([(each.name, each.expression) for each in expressions])
+
+
+def view_message(definition: ViewDefinition) -> admin_pb2.ViewDefinition:
+    """The same as a message."""
+    return admin_pb2.ViewDefinition(
+        source=definition.source,
+        group_by=_named_messages(definition.group_by),
+        select=_named_messages(definition.select),
+        where=definition.where,
+    )
+
+
+def _named_messages(expressions: Iterable[Named]) -> list[sow_pb2.NamedExpression]:
+    return [sow_pb2.NamedExpression(name=name, expression=text) for name, text in expressions]
+
+
+def view_status(status: ViewStatus) -> admin_pb2.ViewStatus:
+    """The state of a view (rule V6)."""
+    return admin_pb2.ViewStatus(
+        complete=status.complete,
+        records_read=status.records_read,
+        groups=status.groups,
+        ungrouped=status.ungrouped,
+    )
 
 
 def topic(durables: DurableCommits, found: Topic, counts: Counts | None = None) -> admin_pb2.Topic:

@@ -115,6 +115,8 @@ class Dispatcher:
         """The change in the midst of which the next slice continues; no frames are given out meanwhile."""
         self._topics: dict[int, FollowedTopic] = {}
         self._seen: Mapping[int, Topic] = reads.topics.by_id
+        self._incomplete: frozenset[int] = _incomplete(self._seen)
+        """The ids of views that were not complete then. Members of several topics join them later (rule V6)."""
         self._several: tuple[Member, ...] = ()
         self._waiting: dict[Member, int] = {}
         """The subscribers that are about to attach, with their positions, in rising order."""
@@ -242,7 +244,8 @@ class Dispatcher:
         """Registers the members that follow several topics with topics that have appeared."""
         if self._seen is self._all_topics.by_id:
             return
-        known, self._seen = self._seen, self._all_topics.by_id
+        known, self._seen = self._seen.keys() - self._incomplete, self._all_topics.by_id
+        self._incomplete = _incomplete(self._seen)
 
         def follow(topics: Collection[Topic]) -> None:
             for topic in topics:
@@ -553,3 +556,7 @@ class Dispatcher:
 
 def _unexpected() -> StoreError:
     return StoreError(Reason.INTERNAL, "an unexpected fault; the server's log has the details")
+
+
+def _incomplete(topics: Mapping[int, Topic]) -> frozenset[int]:
+    return frozenset([topic.id for topic in topics.values() if not topic.complete])

@@ -44,7 +44,10 @@ from sow_client import (
     TopicStatistics,
     UnsoundRow,
     Verified,
+    ViewDefinition,
+    ViewStatus,
 )
+from sow_client._grouping import divided
 from tests.support.fakes.fake_inspecting import FakeInspecting
 from tests.support.fakes.fake_publishing import FakePublishing
 from tests.support.fakes.fake_results import (
@@ -73,6 +76,11 @@ class FakeClient(FakePublishing, FakeInspecting):
         self.tables: dict[str, Table] = {}
         self.sequence = 0
         self.query_batch_size = 2
+        self.views: dict[str, ViewDefinition] = {}
+        self.statuses: dict[str, ViewStatus] = {}
+        """The states of views that are not complete."""
+        self.builds: list[bool] = []
+        """For each look at a view: whether it is complete; none left: it is."""
         self.coming: list[Change] = []
         """The messages of subscriptions after their snapshots."""
         self.gaps: list[Gap] = []
@@ -120,6 +128,26 @@ class FakeClient(FakePublishing, FakeInspecting):
         if name in self.tables:
             raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
         self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]  # as above
+        return self._topic(name)
+
+    def create_view(
+        self,
+        name: str,
+        *,
+        source: str,
+        where: str | None = None,
+        group_by: Iterable[str] | None = None,
+        select: Iterable[str] | None = None,
+        **settings: object,
+    ) -> Topic:
+        check_names("create_view", settings)
+        definition = {"source": source, "where": where, "group_by": group_by, "select": select}
+        self._called("create_view", name=name, **definition, **settings)
+        if name in self.tables:
+            raise AlreadyExists(f"topic {name!r} exists", reason="TOPIC_EXISTS", details={"field": "name"})
+        self.tables[name] = Table(TopicSettings(**settings))  # type: ignore[arg-type]  # as above
+        selected = tuple([part for text in select or () for part in divided(text)])
+        self.views[name] = ViewDefinition(source, tuple(group_by or ()), selected, where or "")
         return self._topic(name)
 
     def alter_topic(self, name: str, **settings: object) -> Topic:
@@ -539,9 +567,12 @@ class FakeClient(FakePublishing, FakeInspecting):
         table = self._table(name)
         indexes = tuple(IndexStatus(path, complete=not number) for number, path in enumerate(table.settings.index))
         size = sum(len(key) + len(row.payload) for key, row in table.rows.items())
-        return Topic(
-            name, table.settings, False, NOW, TopicStatistics(len(table.rows), size, 0, 2 * size, 7, 3), indexes
-        )
+        statistics = TopicStatistics(len(table.rows), size, 0, 2 * size, 7, 3)
+        view, status = self.views.get(name), None
+        if view is not None:
+            complete = self.builds.pop(0) if self.builds else True
+            status = self.statuses.get(name, ViewStatus(complete, 7, len(table.rows), 0))
+        return Topic(name, table.settings, False, NOW, statistics, indexes, view=view, view_status=status)
 
     def _batch(self, topic: str, keys: Sequence[str], *, keys_only: bool) -> RecordBatch:
         return self._batch_of(topic, keys, [self._table(topic).rows[key] for key in keys], keys_only=keys_only)

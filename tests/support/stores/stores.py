@@ -153,7 +153,7 @@ class Rig:
         self.clock = self.time.clock()
         self._store = Store.open(self.path, clock=self.clock, options=self.options, accept_clock=accept_clock)
         self.watch_syncs()
-        self._store.background.begin()
+        self._store.begin_work()
         self._store.writer.step()
         return self._store
 

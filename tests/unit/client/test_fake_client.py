@@ -46,6 +46,7 @@ def test_a_name_that_the_client_does_not_know_is_not_taken_among_others_either()
     calls: list[Callable[[], object]] = [
         lambda: client.create_topic("new", colour="red"),
         lambda: client.alter_topic("orders", colour="red"),
+        lambda: client.create_view("new", source="orders", colour="red"),
         lambda: client.explain("orders", colour="red"),
         lambda: client.page("orders", page_size=1, colour="red"),
         lambda: client.subscribe("orders", None, colour="red"),

@@ -45,7 +45,7 @@ def test_every_setting_has_its_value_and_origin(tmp_path: Path) -> None:
     origins = [(one.number, one.origin) for one in found if (one.table, one.key) == ("replication.peers", "topics")]
     assert origins == [(1, "default"), (2, "file")], "also where it equals the default"
     told = {one.table for one in found}
-    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}
+    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME", "views.NAME"}
     assert {knob.table for knob in knobs()} - told == absent, "tables that the file does not have"
 
 
@@ -79,5 +79,5 @@ def test_every_table_is_in_the_configuration_as_a_file(tmp_path: Path) -> None:
     write_private(file, rendered)
     assert load(file) == found
     tables = {line.strip("[]") for line in rendered.splitlines() if line.startswith("[")}
-    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME"}
+    absent = {"server.tls", "server.listeners", "access.jwt", "topics.NAME", "views.NAME"}
     assert tables == {knob.table for knob in knobs()} - absent | {"topics.orders"}

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.store import StoreOptions
 from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Expiration, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
 from sow_server.engine.values.turns import SERVER
+from sow_server.engine.values.views import ViewDefinition
+from sow_server.query.view_plans import view_plan
 from sow_server.retention import idle as idle_module
 from sow_server.retention.idle import Cause, IdleTopics
 from tests.support.stores.stores import HOUR, MINUTE, SECOND, FaultyRocks, Rig
@@ -26,8 +29,8 @@ TTL = 10 * MINUTE
 class Keeper:
     """A rig, and the deletion of its unused topics, a tick at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.rig = Rig(path)
+    def __init__(self, path: Path, options: StoreOptions | None = None) -> None:
+        self.rig = Rig(path, options=options)
         self.idle = IdleTopics(self.rig.store.reads, self.rig.store.writes)
 
     def create(self, name: str, **settings: object) -> None:
@@ -340,3 +343,21 @@ def test_ten_thousand_idle_topics_cost_next_to_nothing(keeper: Keeper) -> None:
     assert sum(spent) < 0.6, "1 % of a core"
     assert sorted(spent)[len(spent) // 2] < 0.000_2, "most ticks look at nothing"
     assert not keeper.idle._asked
+
+
+def test_a_view_is_a_use_of_its_source(tmp_path: Path) -> None:
+    """Rule V7; its time begins anew when the view goes."""
+    keeper = Keeper(tmp_path, StoreOptions(plan_of=view_plan))
+    keeper.create("source", idle_ttl_micros=TTL)
+    administration = keeper.rig.store.administration
+    keeper.rig.store.finish(
+        administration.create_topic("view", {}, view=ViewDefinition("source", (), (("n", "COUNT(*)"),)))
+    )
+    for _ in range(3):
+        keeper.tick(TTL)
+        assert keeper.there("source")
+    keeper.rig.store.finish(administration.delete_topic("view"))
+    keeper.tick(TTL - 1)
+    assert keeper.there("source")
+    keeper.tick(1)
+    assert not keeper.there("source")

@@ -1,7 +1,7 @@
 """The byte layouts on disk, pinned: whoever changes one meets these bytes and must raise `DATA_FORMAT`,
 and for records and chunks also `FORMAT`.
 
-The golden bytes below belong to format 5. When a layout changes: raise the number, say in the CHANGELOG how old
+The golden bytes below belong to format 6. When a layout changes: raise the number, say in the CHANGELOG how old
 data gets there, and only then write the new bytes here.
 """
 

@@ -22,7 +22,7 @@ from tests.support.stores.stores import HOUR, Rig
 
 def test_an_empty_directory_becomes_a_store_and_is_marked(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    assert (rig.path / "SOW").read_text().startswith("sow data, format 5")
+    assert (rig.path / "SOW").read_text().startswith("sow data, format 6")
     assert rig.store.origins.names == ("sow",)
     rig.close()
 
@@ -86,11 +86,11 @@ def test_data_of_another_format_is_refused_by_number(tmp_path: Path) -> None:
     rig.store._rocks.write(batch)
     rig.close()
     for _ in range(2):
-        with pytest.raises(OpenError, match=r"format 7, this version of sow reads format 5"):
+        with pytest.raises(OpenError, match=r"format 7, this version of sow reads format 6"):
             rig.open()
 
 
-@pytest.mark.parametrize("earlier", [3, 4])
+@pytest.mark.parametrize("earlier", [3, 4, 5])
 def test_data_of_the_formats_before_are_upgraded_and_an_older_version_refuses_them(
     tmp_path: Path, earlier: int
 ) -> None:
@@ -102,7 +102,7 @@ def test_data_of_the_formats_before_are_upgraded_and_an_older_version_refuses_th
     rig.store._rocks.write(batch)
     rig.close()
     rig.open()
-    assert rig.store._rocks.get(META, FORMAT_KEY) == u32(5)
+    assert rig.store._rocks.get(META, FORMAT_KEY) == u32(6)
     assert rig.get("t", "k") is not None
     rig.close()
 

@@ -20,14 +20,16 @@ from sow_server.certificates import Expiry
 from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.observers import Observer
-from sow_server.engine.store import Store
+from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, MessageType, Publish, TopicSettings
 from sow_server.engine.values.policies import declared_of
+from sow_server.engine.values.views import ViewDefinition
 from sow_server.metrics import OTHER_TOPICS, Metrics
 from sow_server.query.export_parts import Export
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
+from sow_server.query.view_plans import view_plan
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.records.admission import Admission
 from sow_server.subscriptions.durable.consumer_registry import Consumers
@@ -52,7 +54,7 @@ class Watched:
         self.time = FakeTime()
         self.clock = self.time.clock()
         self.metrics = Metrics()
-        self.store = Store.open(path, clock=self.clock, observer=self.metrics)
+        self.store = Store.open(path, clock=self.clock, observer=self.metrics, options=StoreOptions(plan_of=view_plan))
         self.metrics.watch(figures_of(self.store))
         self.hub = Hub(
             self.store.reads,
@@ -484,6 +486,11 @@ def test_the_expiry_of_certificates_is_shown_in_seconds(watched: Watched) -> Non
 def test_every_metric_is_documented_and_every_documented_one_exists(watched: Watched) -> None:
     quotas = EXPIRING._replace(backlog_quota_bytes=1000, backlog_quota_age_micros=SECOND)
     watched.create("a", quotas._replace(backlog_quota_entries=10, max_records=9, max_stored_bytes=999))
+    watched.put("a", ["1"])
+    counting = ViewDefinition("a", (), (("n", "COUNT(*)"),))
+    watched.store.administration.create_topic("view", {}, view=counting)
+    watched.store.writer.step()
+    assert not watched.store.topics.by_name["view"].complete, "it is yet to be built"
     attach_durable(watched)
     pin(watched, "p", 0)
     watched.metrics.rpc_finished("Get", "OK", 0.1)

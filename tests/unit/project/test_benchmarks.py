@@ -53,6 +53,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "filtered-scan",
         "index-equality",
         "aggregates",
+        "views",
         "delivery",
         "ten-filters",
         "idle-followers",

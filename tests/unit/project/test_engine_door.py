@@ -37,6 +37,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "commit.pace": ("CallsUnderWay",),
     "commit.reclaim": ("RECLAIM_RECORDS",),
     "commit.requests": ("RequestLimits", "payload_key"),
+    "derived.plans": ("Computed", "Entries", "Group", "Grouped", "Row", "Share"),
     "doors": ("Reads", "Writes"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),

@@ -25,10 +25,11 @@ from google.rpc import status_pb2
 
 from sow.v1 import load_pb2
 from sow_server.engine.disk.rocks import FAMILIES, Batch, Rocks
-from sow_server.engine.values.model import Publish, PublisherPosition
+from sow_server.engine.values.model import Publish, PublisherPosition, TopicSettings
 from tests.support.fakes.guarded import GuardedParts
 from tests.support.stores.replicas import instance, ship
 from tests.support.stores.stores import SECOND, FakeTime, Rig
+from tests.support.stores.views import ViewRig
 from tests.unit.access.test_noninterference import (
     REQUESTS,
     SMALL,
@@ -228,11 +229,32 @@ def replicated_rows(folder: Path) -> list[str]:
     return found
 
 
+def view_rows(folder: Path) -> list[str]:
+    """The rows of views that are complete, and of one that is not."""
+    names = itertools.count(1)
+    with random_is(lambda size: f"{next(names):0{2 * size}x}"):
+        rig = ViewRig(folder, time=FakeTime())
+    rig.create_topic("t", TopicSettings())
+    rig.create_view("v", "t", group_by=["/g"], select=["SUM(/v) AS s", "MIN(/v) AS lo", "MAX(/v) AS hi"])
+    for key, value in (("1", "1.5"), ("2", str(2**70)), ("3", '"x"'), ("4", "true"), ("5", "0.1")):
+        rig.put("t", key, b'{"g":"A","v":%b}' % value.encode())
+    rig.create_view("w", "t", select=["/v"], built=False)
+    found = all_rows(rig)
+    rig.close()
+    return found
+
+
 def current(folder: Path) -> tuple[list[str], list[str]]:
     """The lines of both golden files, as the code makes them now."""
     told = talk(folder / "told")
     read = read_back(folder / "read", told.rows)
-    return [*digests(told), *digests(read)], [*told.rows, "# replicated", *replicated_rows(folder)]
+    return [*digests(told), *digests(read)], [
+        *told.rows,
+        "# replicated",
+        *replicated_rows(folder),
+        "# views",
+        *view_rows(folder),
+    ]
 
 
 def write() -> None:
@@ -259,7 +281,7 @@ def test_every_answer_and_frame_has_the_bytes_that_it_had(talked: Conversation) 
 
 
 def test_every_row_of_a_data_directory_has_the_bytes_that_it_had(talked: Conversation, tmp_path: Path) -> None:
-    assert golden(ROWS) == [*talked.rows, "# replicated", *replicated_rows(tmp_path)]
+    assert golden(ROWS) == [*talked.rows, "# replicated", *replicated_rows(tmp_path), "# views", *view_rows(tmp_path)]
     assert {row.split(" ")[0] for row in golden(ROWS)} == {*FAMILIES, "#"}, "there are rows of every family"
 
 

@@ -15,10 +15,10 @@ LOADED: Final = {
     "sow_server.engine.values.lifetimes": 6,
     "sow_server.engine.values.policies": 8,
     "sow_server.engine.formats.json_format": 13,
-    "sow_server.engine.stored": 14,
+    "sow_server.engine.stored": 15,
     "sow_server.filters.parser": 22,
     "sow_server.filters.compiler": 22,
-    "sow_server.query.ordering": 49,
+    "sow_server.query.ordering": 50,
     "sow_server.access.model": 26,
     "sow_replication": 1,
 }

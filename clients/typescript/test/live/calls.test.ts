@@ -48,6 +48,18 @@ describe("one server", { skip: NO_SERVER }, () => {
     }
   });
 
+  test("a view is kept right with each change", async () => {
+    const { createTopic, describeTopic } = AdminService.method;
+    await client.call(createTopic, { name: "deals", settings: { key: ["/id"] } });
+    await client.publish("deals", { id: 1, account: "A", qty: 5 });
+    await client.createView("positions", { source: "deals", groupBy: ["/account"], select: { qty: "SUM(/qty)" } });
+    while (!(await client.call(describeTopic, { name: "positions" })).topic?.viewStatus?.complete);
+    await client.publish("deals", { id: 2, account: "A", qty: 7 });
+    const [position] = await client.query<{ account: string; qty: number }>("positions").all();
+    assert.deepEqual([position?.key, position?.data], ["A", { account: "A", qty: 12 }]);
+    await assert.rejects(client.publish("positions", { account: "B", qty: 1 }), refusedAs("VIEW_READ_ONLY"));
+  });
+
   test("a bigint is exact in a filter, and the digits of a float are its key", async () => {
     const large = 123456789012345678901234567890n;
     for (const id of [large, large + 1n]) {

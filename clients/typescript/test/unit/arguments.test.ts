@@ -14,7 +14,7 @@ import {
 } from "../../src/gen/sow/v1/sow_pb.js";
 import { recordKey, recordKeys } from "../../src/keys.js";
 import { encode } from "../../src/payloads.js";
-import { deleteRequest, publishRequest, queryRequest, subscribeRequest } from "../../src/requests.js";
+import { createViewRequest, deleteRequest, publishRequest, queryRequest, subscribeRequest } from "../../src/requests.js";
 
 const refusedFor = (field: string, fault: string) => (error: unknown) =>
   error instanceof InvalidArgument && error.details["field"] === field && error.text.startsWith(`${field}: `) && error.text.includes(fault);
@@ -32,6 +32,17 @@ test("expressions of groups have their names, and a field names itself", () => {
   const named = queryRequest("t", "", { groupBy: { minute: "FLOOR(/ts / 60)" } });
   assert.deepEqual(named.groupBy.map(plain), [["minute", "FLOOR(/ts / 60)"]]);
   assert.throws(() => queryRequest("t", "", { groupBy: [1 as unknown as string] }), refusedFor("groupBy", "is of type number"));
+});
+
+test("a view has the expressions of a query, and fields of each record", () => {
+  const plain = ({ name, expression }: { name: string; expression: string }) => [name, expression];
+  const made = createViewRequest("positions", { source: "orders", where: "/open", groupBy: ["/a"], select: { q: "SUM(/q)" } });
+  assert.deepEqual([made.name, made.view?.source, made.view?.where], ["positions", "orders", "/open"]);
+  assert.deepEqual(made.view?.groupBy.map(plain), [["", "/a"]]);
+  assert.deepEqual(made.view?.select.map(plain), [["q", "SUM(/q)"]]);
+  const slim = createViewRequest("slim", { source: "orders", select: ["/a"] });
+  assert.deepEqual(slim.view?.select.map(plain), [["", "/a"]]);
+  assert.throws(() => createViewRequest("v", { source: "o", select: { q: 1 as never } }), refusedFor("select", "is of type number"));
 });
 
 test("keys have the canonical text of rule K4", () => {

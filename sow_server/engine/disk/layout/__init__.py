@@ -3,6 +3,7 @@
     tombstones.py  traces of removed records
     indexes.py     secondary indexes
     staging.py     rows staged by loads
+    views.py       what views keep beside their records
     meta.py        every key of `meta`, the bounds and settings of topics
 
 The rest of the engine imports from this package. A part of a key or value has a name here; a test finds numeric slices
@@ -39,6 +40,7 @@ from sow_server.engine.disk.layout.meta import (
     STATISTICS_KEY,
     SWEEP_FLOOR_KEY,
     TOPIC_KEY,
+    VIEW_KEY,
     Reached,
     Reserved,
     Taken,
@@ -94,6 +96,14 @@ from sow_server.engine.disk.layout.tombstones import (
     encode_tombstone,
     made_key,
 )
+from sow_server.engine.disk.layout.views import (
+    ViewCounts,
+    decode_view_counts,
+    encode_view_counts,
+    group_state_prefix,
+    ordered_prefix,
+    view_counts_key,
+)
 
 __all__ = [
     "ACCEPTED_KEY",
@@ -130,11 +140,13 @@ __all__ = [
     "SWEEP_FLOOR_KEY",
     "TEXT_BYTES_MAX",
     "TOPIC_KEY",
+    "VIEW_KEY",
     "AttemptCounts",
     "Reached",
     "Reserved",
     "Taken",
     "Tombstone",
+    "ViewCounts",
     "attempt_key",
     "attempts_range",
     "decode_attempt",
@@ -143,6 +155,7 @@ __all__ = [
     "decode_reached",
     "decode_taken",
     "decode_tombstone",
+    "decode_view_counts",
     "durable_key",
     "encode_attempt",
     "encode_bounds",
@@ -150,6 +163,8 @@ __all__ = [
     "encode_reached",
     "encode_taken",
     "encode_tombstone",
+    "encode_view_counts",
+    "group_state_prefix",
     "index_prefix",
     "index_value",
     "indexed_keys",
@@ -158,6 +173,7 @@ __all__ = [
     "mark_key",
     "marks_range",
     "named_key",
+    "ordered_prefix",
     "passed_on_prefix",
     "passed_on_publisher",
     "passed_on_topic",
@@ -177,4 +193,5 @@ __all__ = [
     "staged_range",
     "staged_value",
     "taken_key",
+    "view_counts_key",
 ]

@@ -13,6 +13,7 @@
 "rearm/"       u32   where putting the expiry entries of a topic goes on
 "index/"       u32 u16   where building an index goes on; without this row the index is complete
 "deliver/"     u32   where moving the dead letters that have waited for a topic goes on
+"view/"        u32   where building a view goes on in its source; without this row the view is complete
 "policy/"      name  JSON, a policy that a client has set
 "opolicy/"     name  JSON, a policy of the operator
 
@@ -50,6 +51,7 @@ STATISTICS_KEY: Final = b"stats/"
 REARM_KEY: Final = b"rearm/"
 INDEX_KEY: Final = b"index/"
 DELIVER_KEY: Final = b"deliver/"
+VIEW_KEY: Final = b"view/"
 POLICY_KEY: Final = b"policy/"
 OPERATOR_POLICY_KEY: Final = b"opolicy/"
 

@@ -44,6 +44,7 @@ from sow_server.engine.disk.rocks.options import (
     RECORDS,
     STAGING,
     TOMBSTONES,
+    VIEWS,
 )
 from sow_server.engine.disk.rocks.secondary import Secondary
 
@@ -60,6 +61,7 @@ __all__ = [
     "RECORDS",
     "STAGING",
     "TOMBSTONES",
+    "VIEWS",
     "Batch",
     "Cursor",
     "Rocks",

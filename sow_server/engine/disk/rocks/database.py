@@ -290,10 +290,12 @@ def first_log_needed(path: Path) -> int:
     """
     options = RocksOptions()
     try:
+        there = set(rocksdict.Rdict.list_cf(str(path)))  # an earlier release had fewer
+        families = {name: own for name, own in all_family_options(options).items() if name in there}
         database = rocksdict.Rdict(
             str(path),
             options=database_options(path, options, create=False),
-            column_families=all_family_options(options),
+            column_families=families,
             access_type=rocksdict.AccessType.read_only(False),
         )
         try:

@@ -17,8 +17,9 @@ COMMITS: Final = "commits"
 INDEXES: Final = "indexes"
 TOMBSTONES: Final = "tombstones"
 STAGING: Final = "staging"
+VIEWS: Final = "views"
 META: Final = "meta"
-FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, META)
+FAMILIES: Final = (RECORDS, EXPIRY, JOURNAL, COMMITS, INDEXES, TOMBSTONES, STAGING, VIEWS, META)
 FOLLOWED: Final = (RECORDS, INDEXES, META)
 """The column families that a `Secondary` reads. Every write to one of them leaves its number there (rocks [15])."""
 MARK_KEY: Final = b"\xff" * 32
@@ -77,13 +78,13 @@ def _family_options(name: str, options: RocksOptions) -> rocksdict.Options:
     table.set_partition_filters(True)
     table.set_metadata_block_size(4096)
     table.set_pin_top_level_index_and_filter(True)
-    if name in (RECORDS, TOMBSTONES):
+    if name in (RECORDS, TOMBSTONES, VIEWS):
         table.set_bloom_filter(10, False)
     if records:
         # Most look-ups of a publish are for missing keys: the memtable's own filter answers those.
         family.set_memtable_prefix_bloom_ratio(0.1)
         family.set_memtable_whole_key_filtering(True)
-    if name in (EXPIRY, INDEXES, TOMBSTONES):
+    if name in (EXPIRY, INDEXES, TOMBSTONES, VIEWS):
         # Some families are deleted from at their head all the time, others at a value that records leave (the state
         # "open", say): files that are mostly tombstones get compacted.
         family.add_compact_on_deletion_collector_factory(1000, 500, 0.5)
