@@ -333,7 +333,7 @@ class _Settling:
         best = max if greatest else min
         places = [place for place, _ in entries.come]
         come = best(places) if places else b""
-        if not before or not any(place == before for place, _ in entries.gone):
+        if not before or before not in [place for place, _ in entries.gone]:
             return best(before, come) if before and come else before or come
         if come and best(come, before) == come:
             return come  # none that stays is beyond the one that was lost

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from sow_server.engine import losses
 from sow_server.engine.disk.layout import FORMAT_KEY
 from sow_server.engine.disk.mark import MARK, load, save
-from sow_server.engine.disk.rocks import META, Batch, Rocks
+from sow_server.engine.disk.rocks import META, VIEWS, Batch, Rocks, first_log_needed
 from sow_server.engine.store import Store, StoreOptions
 from sow_server.engine.stored import u32
 from sow_server.engine.values.database import Damaged, DiskFull, Stalled
@@ -104,6 +104,23 @@ def test_data_of_the_formats_before_are_upgraded_and_an_older_version_refuses_th
     rig.open()
     assert rig.store._rocks.get(META, FORMAT_KEY) == u32(6)
     assert rig.get("t", "k") is not None
+    rig.close()
+
+
+def test_data_of_a_release_without_views_get_their_column_family(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.create_topic("t")
+    rig.put("t", "k", b"1")
+    batch = Batch()
+    batch.puts[META][FORMAT_KEY] = u32(5)
+    rig.store._rocks.write(batch)
+    rig.store._rocks._families.pop(VIEWS)
+    rig.store._rocks._open().drop_column_family(VIEWS)
+    rig.close()
+    assert first_log_needed(rig.path / "db") >= 0
+    rig.open()
+    assert rig.get("t", "k") is not None
+    assert rig.rows(VIEWS) == []
     rig.close()
 
 
