@@ -60,7 +60,7 @@ from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
-from sow_server.services.followers import Followers
+from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
@@ -74,11 +74,14 @@ from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
+from sow_server.services.sow_service import PublishOptions, SowService
+from sow_server.services.subscribe_service import SubscribeService
 from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
+from sow_server.subscriptions.results.live_results import LiveResults
+from sow_server.subscriptions.stream import Background
 from sow_server.timers import JobOptions, ScrubPace, Timers
 
 if TYPE_CHECKING:
@@ -153,7 +156,10 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, tail, metrics)
-    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
+    results = _results(parts, config, readers, metrics)
+    own = _services(
+        parts, links, load_jobs, readers, processes, config, access, server, results=results, tracing=tracing
+    )
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -372,6 +378,13 @@ def _admissions(
     return admission
 
 
+def _results(parts: _Parts, config: Config, readers: Executor, metrics: Metrics) -> LiveResults:
+    bytes_max = config.subscriptions.result_bytes_max
+    results = LiveResults(parts.hub, parts.store.reads, Background(readers), bytes_max=bytes_max)
+    metrics.watch_results(results)
+    return results
+
+
 def _services(
     parts: _Parts,
     links: InstanceLinks,
@@ -382,6 +395,7 @@ def _services(
     access: AccessControl,
     server: ThisServer,
     *,
+    results: LiveResults,
     tracing: Tracing | None,
 ) -> tuple[tuple[ServiceDescriptor, tuple[object, ...]], ...]:
     """This project's own services with their parts, without those of the links."""
@@ -389,10 +403,11 @@ def _services(
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
     followers = Followers(reading.clock.now_micros)
+    subscribing = Subscribing(hub, consumers, followers, results, deliveries=tracing)
     sow = SowService(
         reading,
         store.writes,
-        Subscribing(hub, consumers, followers, deliveries=tracing),
+        subscribing,
         changes,
         readers,
         Queries(reading, readers, parts.sorts, processes),
@@ -420,7 +435,7 @@ def _services(
     )
     return (
         # The most used one first: gRPC asks each service in this order whether a method is its own.
-        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow,)),
+        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow, SubscribeService(reading, subscribing, readers))),
         (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),

@@ -32,7 +32,9 @@ from sow_client import (
     Client,
     DurableSettingsArguments,
     DurableSubscription,
+    FailedPrecondition,
     Gap,
+    LiveResult,
     NotFound,
     SowError,
     Subscription,
@@ -48,7 +50,8 @@ _HELP: Final = """Follow the changes of the records of TOPIC that match FILTER, 
 In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
 each of the first 50 fields. With --sow a terminal shows a live table of the current state, in the order of the keys
 or of --order-by, as many rows as fit. Records that changed in the last two seconds are green. The live table
-implies --oof. A format that is given, such as --format table, keeps the lines.
+implies --oof. With --order-by and --top the server keeps the rows, and sends no others. A format that is given, such
+as --format table, keeps the lines.
 
 If the connection breaks or the server restarts, the command reconnects for up to five minutes and continues where
 it was. If the journal no longer reaches back so far, it ends with code 1; with --sow the mark resync says to forget
@@ -220,7 +223,15 @@ def subscribe(
         tell = _tell if shown is None else shown.tell
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
-        subscription = _opened_patiently(opened, start, topic if pattern else None)
+        listed = as_live_table and order_by and top and not (pattern or delta or snapshot_max)
+        asked = partial(client.live_result, topic, filter_text, parameters, conflation=conflation, select=fields)
+        subscription: Subscription
+        rows = _list_of(asked, order_by, top, tell) if listed and top else None
+        if rows is not None and shown is not None:
+            shown.follow(rows.list)
+            subscription = rows
+        else:
+            subscription = _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
 
@@ -236,7 +247,8 @@ def _show(
 ) -> None:
     """Shows the messages in the live table, or writes them."""
     with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
-        messages = _remarked(_first(limit, subscription), shown)
+        changes = _as_messages(subscription) if isinstance(subscription, LiveResult) else subscription
+        messages = _remarked(_first(limit, changes), shown)
         if shown is not None:
             shown.show(messages)
             return
@@ -283,6 +295,31 @@ def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern:
         return None
     arguments.refuse_together(("--order-by", True), ("--pattern", pattern), ("--snapshot-max", most is not None))
     return ", ".join(order_by)
+
+
+def _list_of(
+    asked: Callable[..., LiveResult],
+    order_by: tuple[str, ...],
+    top: int,
+    tell: Callable[[SowError | None], None],
+) -> LiveResult | None:
+    """The rows of the live table, which the server keeps; None: it is older than that, and sends all records."""
+    try:
+        return asked(order_by=", ".join(order_by), top_n=top, on_interruption=tell)
+    except FailedPrecondition as error:
+        if error.reason != "SERVER_TOO_OLD":
+            raise
+        return None
+
+
+def _as_messages(rows: LiveResult) -> Iterator[Change]:
+    """A live result as the messages of a subscription."""
+    topic = ""
+    for record in rows.list():
+        topic = record.topic
+        yield Change("sow", record=record, topic=topic)
+    yield Change("snapshot_end", bookmark=rows.bookmark, topic=topic, absent_fields=rows.absent_fields)
+    yield from rows
 
 
 def _opened_patiently(
@@ -466,10 +503,10 @@ def _tell(interruption: SowError | None) -> None:
         note(f"reconnecting … ({interruption.reason}: {interruption.message})")
 
 
-def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
+def _first(limit: int | None, changes: Iterable[Change]) -> Iterator[Change]:
     """The messages up to the `limit`th one, not counting marks. None: all."""
     left = -1 if limit is None else limit
-    for change in subscription:
+    for change in changes:
         yield change
         left -= change.op not in MARKS
         if not left:

@@ -46,7 +46,7 @@ from sow_client._flags import AioFlag, Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import OpenSubscription, SubscribeCall
 from sow_client._subscription_core import SubscriptionCore
-from sow_client._view import in_own_batch
+from sow_client._view import differ, in_own_batch
 from sow_client._workers import AioWorker, Worker
 from sow_client.errors import ResyncRequired, SowError
 
@@ -226,7 +226,7 @@ class LiveCore(SubscriptionCore):
         if self._due is not None and (stamp := record.expire_time_micros):
             heappush(self._due, (stamp, change.key))
         # Another instance tells some changes again (rule F9).
-        return self._tells and (before is None or _differ(before, record))
+        return self._tells and (before is None or differ(before, record))
 
     # ---- snapshots ----
 
@@ -370,13 +370,8 @@ def _differences(
         if new is None:
             if old is not None:
                 yield Change("oof", None, None, old, None, topic)
-        elif old is None or _differ(old, new):
+        elif old is None or differ(old, new):
             yield Change("put", None, new, None, None, topic)
-
-
-def _differ(old: Record, new: Record) -> bool:
-    # The versions of nearly all differ, and reading a field costs more than comparing it.
-    return old.version != new.version or old.origin != new.origin or old.payload != new.payload
 
 
 class Readable(_process.Owned, Mapping[str, Record]):

@@ -46,6 +46,8 @@ class ChangeReason(enum.IntEnum):
     EXPIRED = 3
     MATCH = 4
     NOT_PERMITTED = 5
+    WINDOW = 6
+    """To followers of a live result: it still matches, and is not in the list any more."""
 
 
 class Told(NamedTuple):
@@ -215,6 +217,7 @@ class ChangeFrame:
         "emissions",
         "encoded",
         "more",
+        "positions",
         "rows",
         "size",
         "skip_from",
@@ -253,6 +256,8 @@ class ChangeFrame:
         interval (conflation [4])."""
         self.emissions: Sequence[object] = ()
         """The emissions of conflating subscribers that end with this frame (conflation [4])."""
+        self.positions: Sequence[int] = ()
+        """The place of each row in a live result (rule S11); empty: it is of no live result."""
 
     def counted(self, delivered: Sequence[int]) -> ChangeFrame:
         """The frame for a subscriber that is told how often each row was handed over."""

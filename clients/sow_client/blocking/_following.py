@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -17,10 +17,11 @@ from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import Flag
 from sow_client._lines import Home
+from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, view_closed, view_entered, with_held
 from sow_client._ordered import Asked, OrderedCall, OrderedSnapshot, ReadCall, snapshot_query
 from sow_client._parameters import Parameters
-from sow_client._records import Change, Start, Ttl
+from sow_client._records import Change, Record, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription, opened
@@ -197,6 +198,55 @@ class Following(Calls):
         )
         return opened(LiveView(core, partial(self._open_subscription, None), on_change))
 
+    def live_result(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+        *,
+        order_by: str | Iterable[str],
+        top_n: int,
+        skip_n: int = 0,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = "1s",
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> LiveResult:
+        """The list that a query with this order finds, kept right by the server: the first `top_n` records behind the
+        first `skip_n`, as a program shows them on a page.
+
+        The list is there when it is handed out. Iterating gives its changes: first an "oof" for each record that has
+        left, then a "put" for each that is new or has changed, at its `position`. All changes that belong together are
+        in `list` when the first of them is handed out. They come at most once per `conflation`, by default 100 ms. The
+        reason "window" says that a record still matches, and is not among the first any more.
+
+        `skip_n` and `top_n` together are at most 10,000. After a break the differences to the new list come. The other
+        arguments are those of `subscribe`. `sow_and_subscribe` with `order_by` is for programs that want every change
+        of all matching records instead.
+
+        Rules: S10, S11, S13.
+        """
+        request = result_request(
+            topic,
+            filter,
+            parameters,
+            order_by=order_by,
+            top_n=top_n,
+            skip_n=skip_n,
+            conflation=conflation,
+            progress=progress,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        core = ResultCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
+        return opened(LiveResult(core, partial(self._open_subscription, None)))
+
     def durable(
         self,
         topic: str,
@@ -372,6 +422,41 @@ class Following(Calls):
     def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
         return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
+
+
+class LiveResult(Subscription):
+    """The first records of a topic in an order, kept right: `list` has them, and iterating gives their changes. Made by
+    `Client.live_result`, and used by one thread.
+
+    The list changes when the next changes are asked for, and only then: it is the result of the query at `bookmark`.
+    When the connection breaks or the server restarts, it calls again, also at another instance, and gives the
+    differences to the new list.
+
+    Rules: S10, S11, S13.
+    """
+
+    _what = "live result"
+
+    def __init__(self, core: ResultCore, open_call: OpenSubscription) -> None:
+        super().__init__(core, open_call)
+        self._result = core
+
+    def open(self) -> None:
+        """Returns once the list is there; `live_result` has called it already."""
+        self._check_process()
+        while self._result.reached is None:
+            if not self._advance():
+                raise _statuses.closed("live result")
+
+    def list(self) -> Sequence[Record]:
+        """The records in their order, as of `bookmark`."""
+        return [*self._result.rows]
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Fields of the filter and of the order in which no record that was read for the last snapshot has a value:
+        perhaps they are mistyped. Rule: Q10."""
+        return self._result.absent_fields
 
 
 class LiveView(Readable):

@@ -208,6 +208,7 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Read
         return
     rows = frame.rows
     message.delivery_count.extend(frame.delivered)
+    message.position.extend(frame.positions)
     if isinstance(rows, RowColumns):
         # On the wire, a packed column of small numbers is their bytes.
         message.MergeFromString(convert.packed(_OP, rows.ops))
