@@ -64,6 +64,7 @@ from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
+from sow_server.services.live_queries import LiveQueries
 from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
@@ -403,6 +404,7 @@ def _services(
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
     followers = Followers(reading.clock.now_micros)
+    queries = Queries(reading, readers, parts.sorts, processes)
     subscribing = Subscribing(hub, consumers, followers, results, deliveries=tracing)
     sow = SowService(
         reading,
@@ -410,7 +412,7 @@ def _services(
         subscribing,
         changes,
         readers,
-        Queries(reading, readers, parts.sorts, processes),
+        queries,
         parts.positions,
         PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
@@ -435,7 +437,10 @@ def _services(
     )
     return (
         # The most used one first: gRPC asks each service in this order whether a method is its own.
-        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow, SubscribeService(reading, subscribing, readers))),
+        (
+            sow_pb2.DESCRIPTOR.services_by_name["SowService"],
+            (sow, SubscribeService(reading, subscribing, readers, LiveQueries(queries))),
+        ),
         (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),

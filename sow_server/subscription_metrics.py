@@ -11,7 +11,7 @@ from sow_server.engine.values.model import MICROS
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.results.live_results import LiveResults
 
-READING: Final = ("first", "short", "gap")
+READING: Final = ("first", "short", "gap", "changed")
 """Why the records of a live result are read (rule S12)."""
 
 

@@ -22,6 +22,7 @@ from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.connection import default_format
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.grouping import Grouping, grouping_options
 from sow_cli.ignored import remark_on_fields
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
@@ -66,6 +67,7 @@ Examples:
   sow subscribe orders "/price > 9" --sow
   sow subscribe orders "/price > 9" --sow --oof | process
   sow subscribe orders --sow --order-by "/price DESC" --top 10
+  sow subscribe orders --sow --group-by /desk --aggregate "COUNT(*) AS n"
   sow subscribe orders --changes --from earliest | process
   sow subscribe orders --count 1 --for 30s
   sow subscribe orders --durable billing | process
@@ -100,6 +102,7 @@ Examples:
     metavar="N",
     help="At most N rows in the live table. In a pipe, with --order-by: at most N records first.",
 )
+@grouping_options
 @click.option(
     "--snapshot-max",
     type=click.IntRange(min=1),
@@ -176,6 +179,7 @@ def subscribe(
     order_by: tuple[str, ...],
     top: int | None,
     snapshot_max: int | None,
+    grouping: Grouping,
     oof: bool,
     delta: bool,
     changes: bool,
@@ -191,7 +195,9 @@ def subscribe(
     output: Output,
 ) -> None:
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation, most=snapshot_max)
+    _check_groups(grouping, sow=sow, delta=delta, changes=changes, pattern=pattern, durable=durable, most=snapshot_max)
     fields = _fields(select, delta=delta)
+    grouping.refuse(("--select", fields is not None))
     order = _order(order_by)
     _check_durable(
         durable, force, ack, replicated=replicated, sow=sow, delta=delta, conflation=conflation, pattern=pattern
@@ -201,7 +207,11 @@ def subscribe(
     chosen = given or default_format() is not None
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
-    first_by = None if as_live_table else _first_by(order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
+    first_by = (
+        None
+        if as_live_table or grouping.given
+        else _first_by(order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
+    )
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
@@ -224,14 +234,14 @@ def subscribe(
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
         listed = as_live_table and order_by and top and not (pattern or delta or snapshot_max)
-        asked = partial(client.live_result, topic, filter_text, parameters, conflation=conflation, select=fields)
-        subscription: Subscription
-        rows = _list_of(asked, order_by, top, tell) if listed and top else None
+        rows: LiveResult | None = None
+        if grouping.given or listed:
+            asked = partial(client.live_result, topic, filter_text, parameters, conflation=conflation, select=fields)
+            asked = partial(asked, order_by=", ".join(order_by) or None, top_n=top, on_interruption=tell)
+            rows = _rows_of(asked, grouping)
         if rows is not None and shown is not None:
             shown.follow(rows.list)
-            subscription = rows
-        else:
-            subscription = _opened_patiently(opened, start, topic if pattern else None)
+        subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
 
@@ -297,17 +307,12 @@ def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern:
     return ", ".join(order_by)
 
 
-def _list_of(
-    asked: Callable[..., LiveResult],
-    order_by: tuple[str, ...],
-    top: int,
-    tell: Callable[[SowError | None], None],
-) -> LiveResult | None:
-    """The rows of the live table, which the server keeps; None: it is older than that, and sends all records."""
+def _rows_of(asked: Callable[..., LiveResult], grouping: Grouping) -> LiveResult | None:
+    """The rows that the server keeps; None: it is older than that, and sends all records for the live table."""
     try:
-        return asked(order_by=", ".join(order_by), top_n=top, on_interruption=tell)
+        return asked(**grouping.arguments)
     except FailedPrecondition as error:
-        if error.reason != "SERVER_TOO_OLD":
+        if error.reason != "SERVER_TOO_OLD" or grouping.given:
             raise
         return None
 
@@ -414,6 +419,17 @@ def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
     said = display.counted(written, "message")
     # Quoted for a shell: with the marks of other instances it has semicolons.
     note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)
+
+
+def _check_groups(
+    grouping: Grouping, *, sow: bool, delta: bool, changes: bool, pattern: bool, durable: str | None, most: int | None
+) -> None:
+    if grouping.given and not sow:
+        raise click.UsageError("--group-by, --aggregate and --having need --sow: the results of now come first")
+    grouping.refuse(
+        ("--delta", delta), ("--changes", changes), ("--pattern", pattern), ("--durable", durable is not None)
+    )
+    grouping.refuse(("--snapshot-max", most is not None))
 
 
 def _check_durable(

@@ -16,6 +16,7 @@ from msgspec import structs
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses
 from sow_client._change_frames import changes_of
+from sow_client._grouping import Expressions, expressions
 from sow_client._parameters import Parameters
 from sow_client._records import Change, Record, RecordBatch, Ttl, invalid
 from sow_client._subscription_core import SubscriptionCore
@@ -156,18 +157,26 @@ def result_request(
     filter_text: str | None,
     parameters: Parameters | None,
     *,
-    order_by: str | Iterable[str],
-    top_n: int,
+    order_by: str | Iterable[str] | None,
+    top_n: int | None,
     skip_n: int,
+    group_by: Expressions | None,
+    aggregate: Expressions | None,
+    having: str | None,
     conflation: Ttl | None,
     progress: Ttl | None,
     select: Iterable[str] | None,
     exclude: Iterable[str] | None,
     batch_size: int,
 ) -> sow_pb2.SubscribeRequest:
-    """The request of a list."""
+    """The request of a list of records, or of the results of groups."""
+    if not (group_by or aggregate or having):
+        if not order_by:
+            raise invalid("order_by", "is needed, or group_by or aggregate")
+        if top_n is None:
+            raise invalid("top_n", "is needed with order_by")
     for given, least, field in ((top_n, 1, "top_n"), (skip_n, 0, "skip_n")):
-        if given < least:
+        if given is not None and given < least:
             raise invalid(field, f"{given} is less than {least}")
     request = _reads.subscribe_request(
         topic,
@@ -187,5 +196,8 @@ def result_request(
         batch_size=batch_size,
     )
     request.order_by = _reads.order_text(order_by)
-    request.top_n, request.skip_n = top_n, skip_n
+    request.top_n, request.skip_n = top_n or 0, skip_n
+    request.group_by.extend(expressions(group_by, "group_by"))
+    request.aggregate.extend(expressions(aggregate, "aggregate"))
+    request.having = having or ""
     return request

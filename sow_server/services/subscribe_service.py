@@ -16,11 +16,13 @@ from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.policies import NOTHING
 from sow_server.services.followers import Subscribing
+from sow_server.services.live_queries import LiveQueries, asked_aggregates
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.wire import result_convert, subscribe_convert
 from sow_server.subscriptions.durable.consumer import Attachment, Consumer
 from sow_server.subscriptions.frames import ChangeFrame, Frame
 from sow_server.subscriptions.request import PROGRESS_MICROS, Request
+from sow_server.subscriptions.results.fed import Asked
 from sow_server.subscriptions.results.follower import LiveResult
 from sow_server.subscriptions.stream import stream
 from sow_server.subscriptions.subscription import Subscription
@@ -29,7 +31,7 @@ from sow_server.subscriptions.subscription import Subscription
 class SubscribeService:
     """Validates, subscribes, translates; owns nothing."""
 
-    def __init__(self, reading: Reads, subscribing: Subscribing, readers: Executor) -> None:
+    def __init__(self, reading: Reads, subscribing: Subscribing, readers: Executor, runs: LiveQueries) -> None:
         self._reading = reading
         self._hub = subscribing.hub
         self._consumers = subscribing.consumers
@@ -37,6 +39,7 @@ class SubscribeService:
         self._results = subscribing.results
         self._deliveries = subscribing.deliveries
         self._readers = readers
+        self._runs = runs
         self._owned = OwnedDurables(reading.durables)
 
     async def Subscribe(self, request: sow_pb2.SubscribeRequest, call: Call) -> AsyncGenerator[bytes, None]:
@@ -87,7 +90,11 @@ class SubscribeService:
         """A follower of a live result (rule S10)."""
         granted = call.topic(request.topic)
         run = asyncio.get_running_loop().run_in_executor
-        asked = await run(self._readers, result_convert.asked_list, request, self._reading, granted)
+        asked: Asked
+        if result_convert.groups(request):
+            asked = await run(self._readers, asked_aggregates, request, self._reading, granted, self._runs)
+        else:
+            asked = await run(self._readers, result_convert.asked_list, request, self._reading, granted)
         progress = request.progress_micros or PROGRESS_MICROS
         return self._results.follow(asked, progress_micros=progress, batch_size=request.batch_size or 1000)
 

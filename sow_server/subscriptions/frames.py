@@ -218,6 +218,7 @@ class ChangeFrame:
         "encoded",
         "more",
         "positions",
+        "results",
         "rows",
         "size",
         "skip_from",
@@ -258,6 +259,8 @@ class ChangeFrame:
         """The emissions of conflating subscribers that end with this frame (conflation [4])."""
         self.positions: Sequence[int] = ()
         """The place of each row in a live result (rule S11); empty: it is of no live result."""
+        self.results = False
+        """True if the rows are results of groups, which are json documents."""
 
     def counted(self, delivered: Sequence[int]) -> ChangeFrame:
         """The frame for a subscriber that is told how often each row was handed over."""
@@ -373,6 +376,8 @@ class SnapshotBatch:
     replaced: Sequence[tuple[bytes, bytes]] = ()
     """Ranges of keys, from behind the first one to the last one (empty: to the end), in which the subscriber forgets
     what it holds. Records of this batch, and of later ones, take their place."""
+    results: bool = False
+    """True if these are results of groups, which are json documents."""
 
 
 @dataclass(frozen=True, slots=True)

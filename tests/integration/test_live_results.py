@@ -144,3 +144,32 @@ def test_what_does_not_go_together_is_refused(server: ServerProcess) -> None:
             assert refused.value.details["field"] == field
         with pytest.raises(InvalidArgument, match="top_n"):
             client.live_result("orders", order_by=ORDER, top_n=0)
+
+
+def test_results_of_groups_stay_those_of_the_query(server: ServerProcess) -> None:
+    def grouped() -> list[tuple[str, bytes]]:
+        found = client.query("orders", group_by="/desk", aggregate="COUNT(*) AS n, SUM(/px) AS px", having="/n > 0")
+        return [(record.key, record.payload) for record in found]
+
+    with server.client() as client:
+        fill(client, 10)
+        asked_for = {"group_by": "/desk", "aggregate": "COUNT(*) AS n, SUM(/px) AS px", "having": "/n > 0"}
+        with client.live_result("orders", **asked_for, conflation="50ms") as rows:  # type: ignore[arg-type]  # texts
+            assert [(record.key, record.payload) for record in rows.list()] == grouped()
+            assert rows.list()[0].data == {"desk": 0, "n": 5, "px": 20}
+            client.publish("orders", {"id": 77, "px": 1, "desk": 7})
+            change = rows.next(timeout=10)
+            assert change is not None
+            assert (change.op, change.key, change.position) == ("put", "7", 2)
+            client.sow_delete("orders", keys=["77"])
+            change = rows.next(timeout=10)
+            assert change is not None
+            assert (change.op, change.key, change.reason) == ("oof", "7", None)
+            assert [(record.key, record.payload) for record in rows.list()] == grouped()
+        for options, field in (
+            ({"group_by": "/desk", "aggregate": "COUNT(*) AS n", "having": "("}, "having"),
+            ({"group_by": "/desk", "select": ["/px"]}, "group_by"),
+        ):
+            with pytest.raises(InvalidArgument) as refused:
+                client.live_result("orders", **options)
+            assert refused.value.details["field"] == field, refused.value

@@ -17,6 +17,7 @@ from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, 
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
+from sow_client._grouping import Expressions
 from sow_client._lines import Home
 from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
@@ -204,9 +205,12 @@ class AsyncFollowing(AsyncCalls):
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         parameters: Parameters | None = None,
         *,
-        order_by: str | Iterable[str],
-        top_n: int,
+        order_by: str | Iterable[str] | None = None,
+        top_n: int | None = None,
         skip_n: int = 0,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
         conflation: Ttl | None = None,
         progress: Ttl | None = "1s",
         select: Iterable[str] | None = None,
@@ -215,13 +219,17 @@ class AsyncFollowing(AsyncCalls):
         retry_for: float = RETRY_SECONDS,
         on_interruption: Callable[[SowError | None], object] | None = None,
     ) -> AsyncLiveResult:
-        """The list that a query with this order finds, kept right by the server: the first `top_n` records behind the
-        first `skip_n`, as a program shows them on a page.
+        """The list that a query finds, kept right by the server: in the order of `order_by` the first `top_n` records
+        behind the first `skip_n`, as a program shows them on a page.
 
         The list is there when it is handed out. Iterating gives its changes: first an "oof" for each record that has
         left, then a "put" for each that is new or has changed, at its `position`. All changes that belong together are
         in `list` when the first of them is handed out. They come at most once per `conflation`, by default 100 ms. The
         reason "window" says that a record still matches, and is not among the first any more.
+
+        With `group_by` or `aggregate`, perhaps with `having`, it is the list of the results of groups, as for `query`.
+        They are at most 10,000, and are told at most once per second by default. `order_by` and `top_n` may be absent
+        then. The server asks again when something has changed.
 
         `skip_n` and `top_n` together are at most 10,000. After a break the differences to the new list come. The other
         arguments are those of `subscribe`. `sow_and_subscribe` with `order_by` is for programs that want every change
@@ -236,6 +244,9 @@ class AsyncFollowing(AsyncCalls):
             order_by=order_by,
             top_n=top_n,
             skip_n=skip_n,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
             conflation=conflation,
             progress=progress,
             select=select,

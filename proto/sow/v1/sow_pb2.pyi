@@ -1446,6 +1446,9 @@ class SubscribeRequest(_message.Message):
     VIEW_FIELD_NUMBER: _builtins.int
     SNAPSHOT_MAX_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    HAVING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1496,6 +1499,8 @@ class SubscribeRequest(_message.Message):
     """With `sow` and one `topic`, and without `held`: the snapshot has at most so many records, the first ones in key order.
     SnapshotEnd tells whether there are more. The changes after it are those of all matching records. 0: no bound.
     """
+    having: _builtins.str
+    """As in QueryRequest."""
     @_builtins.property
     def select(self) -> Global___Projection:
         """Payload fields to send. Unset: the whole payload. Not with `delta`."""
@@ -1517,6 +1522,17 @@ class SubscribeRequest(_message.Message):
         """The values of the parameters of `filter` by their names, such as `name` for `:name` (rule Q9). Each has to be in the
         filter, and each of the filter has to be here.
         """
+
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """The results of groups instead of records, as in QueryRequest (rules Q11, S10). `order_by`, `top_n` and `skip_n` are then
+        about results, and may be absent; `conflation_micros` is 1 s by default. At most 10,000 groups. Older servers would send
+        everything.
+        """
+
+    @_builtins.property
+    def aggregate(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """As in QueryRequest."""
 
     def __init__(
         self,
@@ -1544,10 +1560,13 @@ class SubscribeRequest(_message.Message):
         view: _builtins.bytes = ...,
         snapshot_max: _builtins.int = ...,
         parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
+        group_by: _abc.Iterable[Global___NamedExpression] | None = ...,
+        aggregate: _abc.Iterable[Global___NamedExpression] | None = ...,
+        having: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "order_by", b"order_by", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "skip_n", b"skip_n", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "top_n", b"top_n", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "group_by", b"group_by", "having", b"having", "held", b"held", "oof", b"oof", "order_by", b"order_by", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "skip_n", b"skip_n", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "top_n", b"top_n", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

@@ -33,15 +33,21 @@ READ_RECORDS: Final = 500
 
 def is_asked(message: sow_pb2.SubscribeRequest) -> bool:
     """True if the request is for a live result."""
-    return bool(message.order_by or message.top_n or message.skip_n)
+    return bool(message.order_by or message.top_n or message.skip_n) or groups(message)
+
+
+def groups(message: sow_pb2.SubscribeRequest) -> bool:
+    """True if the rows of the result are results of groups."""
+    return bool(message.group_by or message.aggregate or message.having)
 
 
 def check_result(message: sow_pb2.SubscribeRequest) -> None:
     """Raises StoreError naming the field that does not go with a live result."""
-    if not message.order_by:
+    grouped = groups(message)
+    if not grouped and not message.order_by:
         field = "top_n" if message.top_n else "skip_n"
         raise convert.invalid(field, "only with order_by; snapshot_max bounds a snapshot in the order of keys")
-    what = "order_by"
+    what = "group_by" if message.group_by else "aggregate" if message.aggregate else "having" if grouped else "order_by"
     if not message.topic or message.topic_pattern:
         raise convert.invalid(what, "only with one topic")
     if not message.sow:
@@ -55,10 +61,11 @@ def check_result(message: sow_pb2.SubscribeRequest) -> None:
         (message.HasField("held"), "held"),
         (bool(message.view), "view"),
         (bool(message.snapshot_max), "snapshot_max"),
+        (grouped and bool(message.select.include or message.select.exclude), "select"),
     ):
         if given:
             raise convert.invalid(what, f"cannot be combined with {field}")
-    if not message.top_n:
+    if not message.top_n and not grouped:
         raise convert.invalid("top_n", "is needed with order_by")
     if message.top_n + message.skip_n > ROWS_MAX:
         raise convert.invalid("top_n", f"skip_n and top_n together must be at most {ROWS_MAX}")

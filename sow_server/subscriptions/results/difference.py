@@ -70,37 +70,41 @@ def _left(key: bytes, reason: ChangeReason, sequence: int) -> Row:
     return Row(ChangeOp.OOF, reason, key, b"", 0, 0, NEVER, 0, sequence)
 
 
-def change_frames(topic: str, found: Difference, *, after: int, bookmark: int, batch_size: int) -> list[ChangeFrame]:
-    """The messages as frames that belong together: only the last one has the bookmark."""
+def change_frames(
+    topic: str, found: Difference, *, after: int, bookmark: int, batch_size: int, results: bool
+) -> list[ChangeFrame]:
+    """The messages as frames that belong together: only the last one has the bookmark. `results`: they are of
+    groups."""
     frames = frames_of(
         topic, found.rows, batch_size=batch_size, after=after, bookmark=bookmark, together=True, judged=False
     )
     begin = 0
     for frame in frames:
         frame.positions = found.positions[begin : begin + len(frame.rows)]
+        frame.results = results
         begin += len(frame.rows)
     return frames
 
 
-def snapshot_batches(topic: str, rows: Sequence[Row], batch_size: int) -> list[SnapshotBatch]:
-    """The rows as batches of a snapshot, in their order."""
+def snapshot_batches(topic: str, rows: Sequence[Row], batch_size: int, *, results: bool) -> list[SnapshotBatch]:
+    """The rows as batches of a snapshot, in their order. `results`: they are of groups."""
     batches: list[SnapshotBatch] = []
     begin = size = 0
     for at, row in enumerate(rows):
         size += len(row.payload)
         if at + 1 == len(rows) or at + 1 - begin == batch_size or size >= FRAME_BYTES:
-            batches.append(_batch(topic, rows[begin : at + 1]))
+            batches.append(_batch(topic, rows[begin : at + 1], results=results))
             begin, size = at + 1, 0
     return batches
 
 
-def _batch(topic: str, rows: Sequence[Row]) -> SnapshotBatch:
+def _batch(topic: str, rows: Sequence[Row], *, results: bool) -> SnapshotBatch:
     headers = header_columns(())
     for row in rows:
         words = row.version, row.publish_time, row.expire_time, row.sequence, row.origin
         for column, word in zip(headers, words, strict=True):
             column.append(word)
-    return SnapshotBatch(topic, [row.key for row in rows], [row.payload for row in rows], headers)
+    return SnapshotBatch(topic, [row.key for row in rows], [row.payload for row in rows], headers, results=results)
 
 
 def rows_of(batch: SnapshotBatch) -> list[Row]:

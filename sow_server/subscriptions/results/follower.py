@@ -99,7 +99,9 @@ class LiveResult:
         """The snapshot."""
         begin = SnapshotBegin(result.sequence, result.now_micros, self._view, self._expires)
         self._frames.append(begin)
-        self._frames += snapshot_batches(self.source.topic, result.rows, self._batch_size)
+        self._frames += snapshot_batches(
+            self.source.topic, result.rows, self._batch_size, results=self.source.gives_results
+        )
         self._frames.append(SnapshotEnd(result.sequence, absent_fields=result.absent_fields))
         self._took(result)
 

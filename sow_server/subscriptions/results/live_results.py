@@ -9,6 +9,7 @@ from typing import Final
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.clock import boot_micros
 from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.results.aggregates import AggregateSource, AskedAggregates
 from sow_server.subscriptions.results.fed import Asked, Drive, Surroundings
 from sow_server.subscriptions.results.follower import LiveResult
 from sow_server.subscriptions.results.lists import AskedList, ListSource
@@ -46,8 +47,7 @@ class LiveResults:
         name = asked.name
         source = self._sources.get(name)
         if source is None or source.error is not None:
-            assert isinstance(asked, AskedList), "the only kind"
-            source = self._sources[name] = ListSource(asked, self._around)
+            source = self._sources[name] = self._made(asked)
 
         def closed(follower: LiveResult) -> None:
             del self._followers[follower]
@@ -68,6 +68,12 @@ class LiveResults:
         )
         self._followers[made] = None
         return made
+
+    def _made(self, asked: Asked) -> Source:
+        if isinstance(asked, AskedList):
+            return ListSource(asked, self._around)
+        assert isinstance(asked, AskedAggregates), "there is no third kind"
+        return AggregateSource(asked, self._around)
 
     def _has_read(self, why: str, micros: int) -> None:
         self.reads_total[why] += 1

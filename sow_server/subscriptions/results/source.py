@@ -48,6 +48,9 @@ class Shown(NamedTuple):
 class Source(ABC):
     """Owns the newest result and the list of its followers. On the event loop."""
 
+    gives_results = False
+    """True if the rows are results of groups."""
+
     def __init__(self, topic: str, interval_micros: int, now_micros: Callable[[], int]) -> None:
         """`interval_micros`: the followers are told at most once in it. `now_micros`: the store's clock."""
         self.topic: Final = topic
@@ -146,7 +149,14 @@ class Source(ABC):
         known = self._frames.get((number, batch_size))
         if known is None:
             found = difference(told, result, self._why)
-            known = change_frames(self.topic, found, after=after, bookmark=result.sequence, batch_size=batch_size)
+            known = change_frames(
+                self.topic,
+                found,
+                after=after,
+                bookmark=result.sequence,
+                batch_size=batch_size,
+                results=self.gives_results,
+            )
             self._frames[number, batch_size] = known
         return known
 

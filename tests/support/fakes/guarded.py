@@ -41,6 +41,7 @@ from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
+from sow_server.services.live_queries import LiveQueries
 from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.reader_pieces import ReaderPieces
@@ -124,6 +125,7 @@ class GuardedParts:
         changes = Submissions(store.reads, store.writes, links)
         processes = no_reader_processes(store, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
+        queries = Queries(reading, readers, SortMemory(), processes)
         subscribing = Subscribing(hub, consumers, followers, self.subscribers.results)
         sow = SowService(
             reading,
@@ -131,7 +133,7 @@ class GuardedParts:
             subscribing,
             changes,
             readers,
-            Queries(reading, readers, SortMemory(), processes),
+            queries,
             Positions(store.reads, store.writes, patience_seconds=0),
             PublishOptions(Durability.FSYNC),
         )
@@ -152,7 +154,7 @@ class GuardedParts:
         admission = Admission(store.reads, store.writes)
         loading = LoadJobs(store.reads, store.writes, admission, readers)
         loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
-        subscribe = SubscribeService(reading, subscribing, readers)
+        subscribe = SubscribeService(reading, subscribing, readers, LiveQueries(queries))
         parts: dict[str, tuple[object, ...]] = {
             "SowService": (sow, subscribe),
             "AdminService": admin,

@@ -43,8 +43,8 @@ from sow_server.subscriptions.frames import (
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
 from sow_server.subscriptions.results.difference import rows_of
+from sow_server.subscriptions.results.fed import Asked
 from sow_server.subscriptions.results.follower import LiveResult
-from sow_server.subscriptions.results.lists import AskedList
 from sow_server.subscriptions.results.live_results import RESULT_BYTES_MAX, LiveResults
 from sow_server.subscriptions.stream import Machine
 from sow_server.subscriptions.subscription import Read, Send, Subscription
@@ -386,7 +386,7 @@ class Subscribers:
             self.loop.run()
         self.driven.run()
 
-    def follow(self, asked: AskedList, *, progress: int = PROGRESS_MICROS, batch_size: int = 1000) -> ResultFollower:
+    def follow(self, asked: Asked, *, progress: int = PROGRESS_MICROS, batch_size: int = 1000) -> ResultFollower:
         """A follower of a live result. Raises StoreError."""
         return ResultFollower(self, self.results.follow(asked, progress_micros=progress, batch_size=batch_size))
 
