@@ -146,7 +146,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     declare_topics(store, config.topics)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
-    parts = _Parts.on(store, config, metrics)
+    parts = _Parts.on(store, config, metrics, readers)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
@@ -157,10 +157,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, tail, metrics)
-    results = _results(parts, config, readers, metrics)
-    own = _services(
-        parts, links, load_jobs, readers, processes, config, access, server, results=results, tracing=tracing
-    )
+    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -238,9 +235,10 @@ class _Parts:
     idle: IdleTopics
     exports: Exports[ServedExport]
     sorts: SortMemory
+    results: LiveResults
 
     @classmethod
-    def on(cls, store: Store, config: Config, metrics: Metrics) -> _Parts:
+    def on(cls, store: Store, config: Config, metrics: Metrics, readers: Executor) -> _Parts:
         """Builds the parts, watched by the metrics."""
         reads, writes = store.reads, store.writes
         hub = Hub(
@@ -270,9 +268,11 @@ class _Parts:
             IdleTopics(reads, writes),
             Exports(store.reads, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
+            LiveResults(hub, reads, Background(readers), bytes_max=config.subscriptions.result_bytes_max),
         )
         metrics.watch_sorts(parts.sorts)
         metrics.watch_subscriptions(hub)
+        metrics.watch_results(parts.results)
         metrics.watch_durables(parts.consumers, parts.admission)
         metrics.watch_idle(parts.idle)
         metrics.watch_exports(parts.exports)
@@ -379,13 +379,6 @@ def _admissions(
     return admission
 
 
-def _results(parts: _Parts, config: Config, readers: Executor, metrics: Metrics) -> LiveResults:
-    bytes_max = config.subscriptions.result_bytes_max
-    results = LiveResults(parts.hub, parts.store.reads, Background(readers), bytes_max=bytes_max)
-    metrics.watch_results(results)
-    return results
-
-
 def _services(
     parts: _Parts,
     links: InstanceLinks,
@@ -396,7 +389,6 @@ def _services(
     access: AccessControl,
     server: ThisServer,
     *,
-    results: LiveResults,
     tracing: Tracing | None,
 ) -> tuple[tuple[ServiceDescriptor, tuple[object, ...]], ...]:
     """This project's own services with their parts, without those of the links."""
@@ -405,7 +397,7 @@ def _services(
     reading = store.reads
     followers = Followers(reading.clock.now_micros)
     queries = Queries(reading, readers, parts.sorts, processes)
-    subscribing = Subscribing(hub, consumers, followers, results, deliveries=tracing)
+    subscribing = Subscribing(hub, consumers, followers, parts.results, deliveries=tracing)
     sow = SowService(
         reading,
         store.writes,

@@ -24,6 +24,7 @@ from sow_cli.connection import default_format
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.grouping import Grouping, grouping_options
 from sow_cli.ignored import remark_on_fields
+from sow_cli.live_results import as_messages, rows_of
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -33,7 +34,6 @@ from sow_client import (
     Client,
     DurableSettingsArguments,
     DurableSubscription,
-    FailedPrecondition,
     Gap,
     LiveResult,
     NotFound,
@@ -233,14 +233,13 @@ def subscribe(
         tell = _tell if shown is None else shown.tell
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
-        listed = as_live_table and order_by and top and not (pattern or delta or snapshot_max)
-        rows: LiveResult | None = None
-        if grouping.given or listed:
-            asked = partial(client.live_result, topic, filter_text, parameters, conflation=conflation, select=fields)
-            asked = partial(asked, order_by=", ".join(order_by) or None, top_n=top, on_interruption=tell)
-            rows = _rows_of(asked, grouping)
-        if rows is not None and shown is not None:
-            shown.follow(rows.list)
+        first = order_by and top and not (pattern or delta or snapshot_max)
+        asked = (
+            partial(client.live_result, topic, filter_text, parameters) if grouping.given or (shown and first) else None
+        )
+        rows = rows_of(
+            asked, grouping, order_by, top, shown, conflation=conflation, select=fields, on_interruption=tell
+        )
         subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
@@ -257,7 +256,7 @@ def _show(
 ) -> None:
     """Shows the messages in the live table, or writes them."""
     with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
-        changes = _as_messages(subscription) if isinstance(subscription, LiveResult) else subscription
+        changes = as_messages(subscription) if isinstance(subscription, LiveResult) else subscription
         messages = _remarked(_first(limit, changes), shown)
         if shown is not None:
             shown.show(messages)
@@ -305,26 +304,6 @@ def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern:
         return None
     arguments.refuse_together(("--order-by", True), ("--pattern", pattern), ("--snapshot-max", most is not None))
     return ", ".join(order_by)
-
-
-def _rows_of(asked: Callable[..., LiveResult], grouping: Grouping) -> LiveResult | None:
-    """The rows that the server keeps; None: it is older than that, and sends all records for the live table."""
-    try:
-        return asked(**grouping.arguments)
-    except FailedPrecondition as error:
-        if error.reason != "SERVER_TOO_OLD" or grouping.given:
-            raise
-        return None
-
-
-def _as_messages(rows: LiveResult) -> Iterator[Change]:
-    """A live result as the messages of a subscription."""
-    topic = ""
-    for record in rows.list():
-        topic = record.topic
-        yield Change("sow", record=record, topic=topic)
-    yield Change("snapshot_end", bookmark=rows.bookmark, topic=topic, absent_fields=rows.absent_fields)
-    yield from rows
 
 
 def _opened_patiently(

@@ -44,7 +44,10 @@ operations = st.one_of(
     st.tuples(st.just("delete"), st.sampled_from(KEYS), st.just({}), st.none()),
     st.tuples(st.just("tick"), st.just(""), st.just({}), st.sampled_from([SECOND // 4, SECOND])),
     st.tuples(
-        st.sampled_from(["settle", "sweep", "read", "turn", "lose", "others"]), st.just(""), st.just({}), st.none()
+        st.sampled_from(["settle", "sweep", "read", "turn", "late", "lose", "others"]),
+        st.just(""),
+        st.just({}),
+        st.none(),
     ),
 )
 
@@ -110,6 +113,10 @@ class Sides:
         """The records as of each change."""
         self.subscribers.sync()
         self.subscribers.loop.run()
+        self.hear()
+
+    def hear(self) -> None:
+        """Takes in what the reader of every change was told."""
         self.reader.pump()
         rows = self.reader.changes()
         for row in rows[self.heard :]:
@@ -140,6 +147,7 @@ class Sides:
     def check(self, follower: ResultFollower) -> None:
         """The list is that of the query at its bookmark, at the instant at which it was told."""
         assert follower.bookmark is not None
+        self.hear()
         state = self.at[max(sequence for sequence in self.at if sequence <= follower.bookmark)]
         now = self.told_at[follower]
         found = [
@@ -202,6 +210,9 @@ def _run(
                         rig.store.sweep()
                     case "turn":
                         sides.turn(1)
+                    case "late":  # the topic is read ahead of what was told of its changes
+                        sides.subscribers.driven.run()
+                        sides.read()
                     case "lose":
                         sides.look()
                         sides.lose()

@@ -20,9 +20,9 @@ from sow_client._flags import AioFlag
 from sow_client._grouping import Expressions
 from sow_client._lines import Home
 from sow_client._live_result import ResultCore, result_request
-from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
+from sow_client._live_view import LiveCore, Readable, ViewFilter, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
-from sow_client._parameters import Parameters
+from sow_client._parameters import Parameters, parameter_values
 from sow_client._records import Change, Record, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
@@ -526,6 +526,33 @@ class AsyncLiveView(Readable):
         await self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
         self._check()
         return self.current
+
+    async def change(
+        self,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+    ) -> None:
+        """From now on it is a view of the records that match another filter; None: of all. Returns once it is current.
+
+        The view keeps the records that it holds, and the server sends only those that differ. Until all have come, the
+        map shows the records of the filter before; it never shows a mixture. A filter that the server refuses changes
+        nothing, and raises its error.
+
+        Rule: S14.
+        """
+        self._check_process()
+        self._check()
+        if self._core.is_over:
+            raise _statuses.closed("live view")
+        self._core.change(
+            ViewFilter.of(sow_pb2.SubscribeRequest(filter=filter or "", parameters=parameter_values(parameters)))
+        )
+        await self._subscription.call_again()
+        await self.wait()
+        if (refused := self._core.refused) is not None:
+            raise refused
+        if self._core.is_over:
+            raise _statuses.closed("live view")
 
     async def close(self) -> None:
         """Ends the view. No change is told after it, except one that is being told in another thread."""

@@ -162,10 +162,7 @@ FOLLOWED: Final = [
     sow_pb2.SubscribeRequest(topic_pattern=".*", sow=True, oof=True, progress_micros=SECOND),
 ]
 
-COUNTS: Final = [
-    {"name": "n", "expression": "COUNT(*)"},
-    {"name": "secrets", "expression": "COUNT(/secret)"},
-]
+COUNTS: Final = [{"name": "n", "expression": "COUNT(*)"}, {"name": "s", "expression": "COUNT(/secret)"}]
 
 Request = Callable[[World], Mapping[str, object]]
 
@@ -350,9 +347,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
             for order in ("/price DESC", "/secret", "/client/iban DESC")
         ],
         orders(sow=True, order_by="/secret", top_n=2),
-        orders(sow=True, group_by=[{"name": "r", "expression": "/region"}], aggregate=COUNTS),
+        *[orders(sow=True, group_by=[{"expression": path}], aggregate=COUNTS) for path in ("/region", "/secret")],
         orders(sow=True, aggregate=COUNTS, having="/n > 1", order_by="/n", filter="/price < 9"),
-        orders(sow=True, group_by=[{"name": "s", "expression": "/secret"}], aggregate=COUNTS),
         orders(sow=True, order_by="/price", top_n=2, filter="/secret IS NULL", select={"include": ["/id"]}),
         orders(earliest=True),
         orders(earliest=True, oof=True, filter="/price < 5"),

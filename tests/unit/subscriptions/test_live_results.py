@@ -158,6 +158,21 @@ def test_rows_that_arrive_while_the_topic_is_read_are_applied_behind_its_cut(
     assert follower.rows[1].payload == px(1)
 
 
+def test_a_list_is_not_shown_ahead_of_its_position(rig: Rig, subscribers: Subscribers) -> None:
+    """results/lists [2]: the cut shows a commit of which subscribers have not been told."""
+    put(rig, a=1)
+    granted = Granted(rig.topic("orders"), UNRESTRICTED)
+    follower = subscribers.follow(result_convert.asked_list(message(), reading_of(rig.store), granted))
+    subscribers.sync()
+    subscribers.loop.run()
+    put(rig, b=2)
+    subscribers.driven.run()
+    follower.pump()
+    assert follower.frames == []
+    assert hear(follower, subscribers) == ["b", "a"]
+    assert follower.bookmark == rig.store.commits.last_sequence
+
+
 def test_why_a_record_left_in_a_gap_is_not_told(rig: Rig, subscribers: Subscribers) -> None:
     put(rig, a=1, b=2)
     follower = follow(subscribers)
