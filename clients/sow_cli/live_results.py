@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from sow_cli.grouping import Grouping
 from sow_cli.live import LiveDisplay
-from sow_client import Change, FailedPrecondition, LiveResult
+from sow_client import Change, FailedPrecondition, LiveResult, SowError
 
 
 def rows_of(
@@ -15,14 +15,24 @@ def rows_of(
     order_by: tuple[str, ...],
     top: int | None,
     shown: LiveDisplay | None,
-    **options: object,
+    *,
+    conflation: str | None,
+    select: list[str] | None,
+    tell: Callable[[SowError | None], None],
 ) -> LiveResult | None:
-    """The rows that the server keeps, also for the live table; None: there are none, or the server is older than that,
-    and sends all records."""
+    """The rows that the server keeps, also for the live table. None: there are none, or the server is older than that,
+    and sends all records. `tell` hears of interruptions."""
     if asked is None:
         return None
     try:
-        rows = asked(order_by=", ".join(order_by) or None, top_n=top, **grouping.arguments, **options)
+        rows = asked(
+            order_by=", ".join(order_by) or None,
+            top_n=top,
+            conflation=conflation,
+            select=select,
+            on_interruption=tell,
+            **grouping.arguments,
+        )
     except FailedPrecondition as error:
         if error.reason != "SERVER_TOO_OLD" or grouping.given:
             raise

@@ -207,11 +207,8 @@ def subscribe(
     chosen = given or default_format() is not None
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
-    first_by = (
-        None
-        if as_live_table or grouping.given
-        else _first_by(order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
-    )
+    ordered = partial(_first_by, order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
+    first_by = None if as_live_table or grouping.given else ordered()
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
@@ -234,12 +231,9 @@ def subscribe(
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
         first = order_by and top and not (pattern or delta or snapshot_max)
-        asked = (
-            partial(client.live_result, topic, filter_text, parameters) if grouping.given or (shown and first) else None
-        )
-        rows = rows_of(
-            asked, grouping, order_by, top, shown, conflation=conflation, select=fields, on_interruption=tell
-        )
+        kept = grouping.given or (shown and first)
+        asked = partial(client.live_result, topic, filter_text, parameters) if kept else None
+        rows = rows_of(asked, grouping, order_by, top, shown, conflation=conflation, select=fields, tell=tell)
         subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
