@@ -114,3 +114,14 @@ def test_a_watched_query_shows_each_new_answer(server: ServerProcess) -> None:
     screen.process.kill(signal.SIGTERM)
     last = screen.until(lambda lines: not screen.process.isalive())
     assert last[0].startswith("3 records, as of ")
+
+
+def test_results_of_groups_are_a_live_table(server: ServerProcess) -> None:
+    publish(server, 1.5, 30)
+    screen = Screen(server.address, "subscribe", "orders", "--sow", "--aggregate", "COUNT(*) AS n, MAX(/price) AS top")
+    shown = screen.until(lambda lines: len(lines) == 3 and lines[2].split()[-2:] == ["2", "30"])
+    assert shown[1].split()[-2:] == ["n", "top"]
+    publish(server, 99)
+    screen.until(lambda lines: len(lines) == 3 and lines[2].split()[-2:] == ["2", "99"])
+    screen.interrupt()
+    assert screen.process.exitstatus == 130
