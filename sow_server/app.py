@@ -70,10 +70,11 @@ from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
-from sow_server.services.followers import Followers
+from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
+from sow_server.services.live_queries import LiveQueries
 from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
@@ -84,11 +85,14 @@ from sow_server.services.records.positions import Positions
 from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
+from sow_server.services.sow_service import PublishOptions, SowService
+from sow_server.services.subscribe_service import SubscribeService
 from sow_server.services.wire.topic_filters import AskedView, TopicFilters
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
+from sow_server.subscriptions.results.live_results import LiveResults
+from sow_server.subscriptions.stream import Background
 from sow_server.timers import JobOptions, ScrubPace, Timers
 
 if TYPE_CHECKING:
@@ -153,7 +157,7 @@ async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None
     declare_topics(store, config.topics, config.views)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
-    parts = _Parts.on(store, config, metrics)
+    parts = _Parts.on(store, config, metrics, readers)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     timers = _timers(parts, readers, config, lambda: not stopped.is_set())
@@ -242,9 +246,10 @@ class _Parts:
     idle: IdleTopics
     exports: Exports[ServedExport]
     sorts: SortMemory
+    results: LiveResults
 
     @classmethod
-    def on(cls, store: Store, config: Config, metrics: Metrics) -> _Parts:
+    def on(cls, store: Store, config: Config, metrics: Metrics, readers: Executor) -> _Parts:
         """Builds the parts, watched by the metrics."""
         reads, writes = store.reads, store.writes
         hub = Hub(
@@ -274,9 +279,11 @@ class _Parts:
             IdleTopics(reads, writes),
             Exports(store.reads, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
+            LiveResults(hub, reads, Background(readers), bytes_max=config.subscriptions.result_bytes_max),
         )
         metrics.watch_sorts(parts.sorts)
         metrics.watch_subscriptions(hub)
+        metrics.watch_results(parts.results)
         metrics.watch_durables(parts.consumers, parts.admission)
         metrics.watch_idle(parts.idle)
         metrics.watch_exports(parts.exports)
@@ -400,13 +407,15 @@ def _services(
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
     followers = Followers(reading.clock.now_micros)
+    queries = Queries(reading, readers, parts.sorts, processes)
+    subscribing = Subscribing(hub, consumers, followers, parts.results, deliveries=tracing)
     sow = SowService(
         reading,
         store.writes,
-        Subscribing(hub, consumers, followers, deliveries=tracing),
+        subscribing,
         changes,
         readers,
-        Queries(reading, readers, parts.sorts, processes),
+        queries,
         parts.positions,
         PublishOptions(config.server.durability, dynamic_topics=config.server.dynamic_topics),
     )
@@ -431,7 +440,10 @@ def _services(
     )
     return (
         # The most used one first: gRPC asks each service in this order whether a method is its own.
-        (sow_pb2.DESCRIPTOR.services_by_name["SowService"], (sow,)),
+        (
+            sow_pb2.DESCRIPTOR.services_by_name["SowService"],
+            (sow, SubscribeService(reading, subscribing, readers, LiveQueries(queries))),
+        ),
         (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),
         (snapshot_pb2.DESCRIPTOR.services_by_name["SnapshotService"], snapshot),

@@ -34,8 +34,10 @@ from sow_server.query.sort_memory import SortMemory
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.figures import Counts
 from sow_server.services.records.admission import Admission
+from sow_server.subscription_metrics import result_metrics, subscription_metrics
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.results.live_results import LiveResults
 from sow_server.timers import PeriodicJob
 from sow_server.view_metrics import view_metrics
 
@@ -104,6 +106,7 @@ class Metrics(Collector):
         self.registry: Final = CollectorRegistry()
         self._store: StoreFigures | None = None
         self._hub: Hub | None = None
+        self._results: LiveResults | None = None
         self._consumers: Consumers | None = None
         self._admission: Admission | None = None
         self._idle: IdleTopics | None = None
@@ -137,6 +140,11 @@ class Metrics(Collector):
         """From now on a scrape shows the subscriptions, too."""
         with self._scrape:
             self._hub = hub
+
+    def watch_results(self, results: LiveResults) -> None:
+        """From now on a scrape shows the live results, too."""
+        with self._scrape:
+            self._results = results
 
     def watch_durables(self, consumers: Consumers, admission: Admission) -> None:
         """From now on a scrape shows the durables, too."""
@@ -174,7 +182,7 @@ class Metrics(Collector):
         is closed."""
         with self._scrape:
             self._store = self._hub = self._consumers = self._admission = None
-            self._idle = self._exports = None
+            self._idle = self._exports = self._results = None
 
     # -- from the writer: its Observer ------------------------------------------------------------------------------
 
@@ -265,7 +273,9 @@ class Metrics(Collector):
                 views, derived = store.reads.topics.by_id.values(), store.writes.commits.derived_seconds
                 held += view_metrics(views, derived, most=TOPICS_MAX)
             if self._hub is not None:
-                held += _subscription_metrics(self._hub)
+                held += subscription_metrics(self._hub)
+            if self._results is not None:
+                held += result_metrics(self._results)
             if store is not None:
                 held += [*_durable_metrics(store), *_load_metrics(store)]
             if self._idle is not None:
@@ -419,43 +429,6 @@ def _load_metrics(store: StoreFigures) -> Iterator[Metric]:
 def _export_metrics(exports: ExportCounts) -> Iterator[Metric]:
     yield GaugeMetricFamily("sow_exports", "Exports that are open.", exports.count)
     yield CounterMetricFamily("sow_export_records", "Records read from exports.", exports.records_total)
-
-
-def _subscription_metrics(hub: Hub) -> Iterator[Metric]:
-    subscriptions, dispatcher = list(hub.subscriptions()), hub.dispatcher
-    yield GaugeMetricFamily("sow_subscriptions", "Subscriptions.", len(subscriptions))
-    yield GaugeMetricFamily(
-        "sow_subscriptions_behind",
-        "Subscriptions that are served from the journal.",
-        sum(subscription.behind for subscription in subscriptions),
-    )
-    yield GaugeMetricFamily(
-        "sow_subscription_groups", "Groups of subscriptions that share their frames.", dispatcher.group_count
-    )
-    yield GaugeMetricFamily(
-        "sow_subscription_queue_bytes",
-        "Memory of frames that wait for subscribers; a frame counts for each subscriber that it waits for.",
-        sum(subscription.queued_bytes for subscription in subscriptions),
-    )
-    yield CounterMetricFamily(
-        "sow_changes_dispatched", "Changes of topics with subscriptions.", dispatcher.changes_total
-    )
-    yield GaugeMetricFamily(
-        "sow_dispatch_lag_sequences",
-        "Durable changes that have not yet been dispatched.",
-        max(0, dispatcher.synced - dispatcher.position),
-    )
-    yield CounterMetricFamily(
-        "sow_dispatch_drops",
-        "Times when dispatching was so late that all subscribers continued from the journal.",
-        dispatcher.dropped_total,
-    )
-    yield CounterMetricFamily(
-        "sow_dispatch_deferred",
-        "Changes left to reader threads, because a filter may take long on them; counted per filter.",
-        dispatcher.unjudged_total,
-    )
-    yield CounterMetricFamily("sow_resyncs", "Subscriptions that ended with RESYNC_REQUIRED.", hub.resyncs_total)
 
 
 def _durable_metrics(store: StoreFigures) -> Iterator[Metric]:

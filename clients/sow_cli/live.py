@@ -131,6 +131,7 @@ class LiveTable:
         self._since = clock()
         self._per_second: deque[tuple[int, int]] = deque(maxlen=RATE_SECONDS + 1)  # a second, and its changes
         self._widths: list[int] = []
+        self._listed: Callable[[], Sequence[Record]] | None = None
         self._laid_out_for = 0
 
     # ---- messages ----
@@ -237,7 +238,7 @@ class LiveTable:
         if len(self._window) < min(room, self._total):
             self._refill()
         self._forget_highlights(self._clock())
-        shown = self._window[:room]
+        shown = self._window[:room] if self._listed is None else self._as_listed(self._listed(), room)
         columns = self._columns(shown)
         headings = self._headings(columns)
         rows = [self._row(ranked, columns) for ranked in shown]
@@ -255,6 +256,17 @@ class LiveTable:
         text = Text("\n").join(lines[: max(1, height - 1)])
         text.no_wrap, text.overflow = True, "crop"
         return text
+
+    def follow(self, listed: Callable[[], Sequence[Record]]) -> None:
+        """From now on the rows come in the order of this list, which the server keeps. It has sorted them, so no field
+        of the order has to be looked for here."""
+        self._listed, self._unseen = listed, set()
+
+    def _as_listed(self, listed: Sequence[Record], room: int) -> list[_Ranked]:
+        """The rows of a list. One that was not told yet is left out."""
+        told = self._views
+        there = [one for one in listed if one.topic in told and one.key in told[one.topic]]
+        return [_Ranked((), one.topic, one.key) for one in there[:room]]
 
     def _columns(self, shown: Sequence[_Ranked]) -> Columns | None:
         """The columns of the fields; None: the payloads are shown as they are."""
@@ -354,6 +366,11 @@ class LiveDisplay:
         """As the table has them."""
         with self._lock:
             return self._table.absent_fields
+
+    def follow(self, listed: Callable[[], Sequence[Record]]) -> None:
+        """As the table does."""
+        with self._lock:
+            self._table.follow(listed)
 
     def tell(self, interruption: SowError | None) -> None:
         """Shows that the connection is lost; None: that it is there again ([4])."""

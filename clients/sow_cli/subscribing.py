@@ -22,7 +22,9 @@ from sow.durations import parse_micros
 from sow_cli import arguments, display, live
 from sow_cli.connection import default_format
 from sow_cli.filter_parameters import Values, param_option
+from sow_cli.grouping import Grouping, grouping_options
 from sow_cli.ignored import remark_on_fields
+from sow_cli.live_results import as_messages, rows_of
 from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
@@ -33,6 +35,7 @@ from sow_client import (
     DurableSettingsArguments,
     DurableSubscription,
     Gap,
+    LiveResult,
     NotFound,
     SowError,
     Subscription,
@@ -48,7 +51,8 @@ _HELP: Final = """Follow the changes of the records of TOPIC that match FILTER, 
 In a pipe each message is a line of JSON, written at once. On a terminal it is a line of text, with a column for
 each of the first 50 fields. With --sow a terminal shows a live table of the current state, in the order of the keys
 or of --order-by, as many rows as fit. Records that changed in the last two seconds are green. The live table
-implies --oof. A format that is given, such as --format table, keeps the lines.
+implies --oof. With --order-by and --top the server keeps the rows, and sends no others. A format that is given, such
+as --format table, keeps the lines.
 
 If the connection breaks or the server restarts, the command reconnects for up to five minutes and continues where
 it was. If the journal no longer reaches back so far, it ends with code 1; with --sow the mark resync says to forget
@@ -63,6 +67,7 @@ Examples:
   sow subscribe orders "/price > 9" --sow
   sow subscribe orders "/price > 9" --sow --oof | process
   sow subscribe orders --sow --order-by "/price DESC" --top 10
+  sow subscribe orders --sow --group-by /desk --aggregate "COUNT(*) AS n"
   sow subscribe orders --changes --from earliest | process
   sow subscribe orders --count 1 --for 30s
   sow subscribe orders --durable billing | process
@@ -97,6 +102,7 @@ Examples:
     metavar="N",
     help="At most N rows in the live table. In a pipe, with --order-by: at most N records first.",
 )
+@grouping_options
 @click.option(
     "--snapshot-max",
     type=click.IntRange(min=1),
@@ -173,6 +179,7 @@ def subscribe(
     order_by: tuple[str, ...],
     top: int | None,
     snapshot_max: int | None,
+    grouping: Grouping,
     oof: bool,
     delta: bool,
     changes: bool,
@@ -188,7 +195,9 @@ def subscribe(
     output: Output,
 ) -> None:
     _check(sow=sow, oof=oof, delta=delta, changes=changes, start=start, conflation=conflation, most=snapshot_max)
+    _check_groups(grouping, sow=sow, delta=delta, changes=changes, pattern=pattern, durable=durable, most=snapshot_max)
     fields = _fields(select, delta=delta)
+    grouping.refuse(("--select", fields is not None))
     order = _order(order_by)
     _check_durable(
         durable, force, ack, replicated=replicated, sow=sow, delta=delta, conflation=conflation, pattern=pattern
@@ -198,7 +207,8 @@ def subscribe(
     chosen = given or default_format() is not None
     # A table of the state needs the removed records, too; plain journal entries (--changes) do not show a state.
     as_live_table = sow and sys.stdout.isatty() and not chosen and not changes
-    first_by = None if as_live_table else _first_by(order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
+    ordered = partial(_first_by, order_by, top, sow=sow, pattern=pattern, most=snapshot_max)
+    first_by = None if as_live_table or grouping.given else ordered()
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
@@ -220,7 +230,11 @@ def subscribe(
         tell = _tell if shown is None else shown.tell
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
-        subscription = _opened_patiently(opened, start, topic if pattern else None)
+        first = order_by and top and not (pattern or delta or snapshot_max)
+        kept = grouping.given or (shown and first)
+        asked = partial(client.live_result, topic, filter_text, parameters) if kept else None
+        rows = rows_of(asked, grouping, order_by, top, shown, conflation=conflation, select=fields, tell=tell)
+        subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
         writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
 
@@ -236,7 +250,8 @@ def _show(
 ) -> None:
     """Shows the messages in the live table, or writes them."""
     with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
-        messages = _remarked(_first(limit, subscription), shown)
+        changes = as_messages(subscription) if isinstance(subscription, LiveResult) else subscription
+        messages = _remarked(_first(limit, changes), shown)
         if shown is not None:
             shown.show(messages)
             return
@@ -379,6 +394,17 @@ def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
     note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)
 
 
+def _check_groups(
+    grouping: Grouping, *, sow: bool, delta: bool, changes: bool, pattern: bool, durable: str | None, most: int | None
+) -> None:
+    if grouping.given and not sow:
+        raise click.UsageError("--group-by, --aggregate and --having need --sow: the results of now come first")
+    grouping.refuse(
+        ("--delta", delta), ("--changes", changes), ("--pattern", pattern), ("--durable", durable is not None)
+    )
+    grouping.refuse(("--snapshot-max", most is not None))
+
+
 def _check_durable(
     durable: str | None,
     force: bool,
@@ -466,10 +492,10 @@ def _tell(interruption: SowError | None) -> None:
         note(f"reconnecting … ({interruption.reason}: {interruption.message})")
 
 
-def _first(limit: int | None, subscription: Subscription) -> Iterator[Change]:
+def _first(limit: int | None, changes: Iterable[Change]) -> Iterator[Change]:
     """The messages up to the `limit`th one, not counting marks. None: all."""
     left = -1 if limit is None else limit
-    for change in subscription:
+    for change in changes:
         yield change
         left -= change.op not in MARKS
         if not left:

@@ -101,7 +101,7 @@ from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
 from sow_client.blocking._consuming import DurableSubscription
-from sow_client.blocking._following import LiveView
+from sow_client.blocking._following import LiveResult, LiveView
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
 from sow_client.blocking._reading import QueryResult
@@ -134,7 +134,7 @@ if TYPE_CHECKING:
     from sow_client._aio_subscription import AsyncSubscription
     from sow_client.aio import AsyncClient
     from sow_client.aio._consuming import AsyncDurableSubscription
-    from sow_client.aio._following import AsyncLiveView
+    from sow_client.aio._following import AsyncLiveResult, AsyncLiveView
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
     from sow_client.aio._reading import AsyncQueryResult
@@ -144,6 +144,7 @@ _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncDurableSubscription": "sow_client.aio._consuming",
     "AsyncLease": "sow_client.aio._leasing",
+    "AsyncLiveResult": "sow_client.aio._following",
     "AsyncLiveView": "sow_client.aio._following",
     "AsyncLoadStager": "sow_client.aio._loading",
     "AsyncQueryResult": "sow_client.aio._reading",
@@ -175,6 +176,7 @@ __all__ = [
     "AsyncClient",
     "AsyncDurableSubscription",
     "AsyncLease",
+    "AsyncLiveResult",
     "AsyncLiveView",
     "AsyncLoadStager",
     "AsyncPublisher",
@@ -225,6 +227,7 @@ __all__ = [
     "LifetimeIgnoredWarning",
     "LinkFigures",
     "LinkTopic",
+    "LiveResult",
     "LiveView",
     "Load",
     "LoadFigures",

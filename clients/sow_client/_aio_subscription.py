@@ -82,6 +82,11 @@ class AsyncSubscription(SubscriptionBase):
         self._closed.set()
         self._drop_call()
 
+    async def call_again(self) -> None:
+        """Ends the present call. The next one follows, for what is wanted by then."""
+        if self._call is not None:
+            self._call.cancel()
+
     def __aiter__(self) -> Self:
         return self
 

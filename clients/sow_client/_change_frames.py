@@ -23,6 +23,7 @@ _REASONS: Final[Mapping[int, ChangeReason | None]] = {
     sow_pb2.CHANGE_REASON_EXPIRED: "expired",
     sow_pb2.CHANGE_REASON_MATCH: "match",
     sow_pb2.CHANGE_REASON_NOT_PERMITTED: "not_permitted",
+    sow_pb2.CHANGE_REASON_WINDOW: "window",
 }
 _REMOVED: Final = frozenset({("oof", "deleted"), ("oof", "expired"), ("delete", None), ("expire", None)})
 """Messages whose record is the removed one."""

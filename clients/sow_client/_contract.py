@@ -69,7 +69,12 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
         **_PARAMETERS,
         **dict.fromkeys(("group_by", "aggregate", "having"), 3),  # it would send the records themselves
     },
-    sow_pb2.SubscribeRequest: _PARAMETERS,
+    sow_pb2.SubscribeRequest: {
+        **_PARAMETERS,
+        **dict.fromkeys(
+            ("order_by", "top_n", "skip_n", "group_by", "aggregate", "having"), 3
+        ),  # it would send every record, and every change
+    },
     sow_pb2.SowDeleteRequest: {
         **dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),
         **_PARAMETERS,

@@ -13,6 +13,8 @@ it in a thread or in a task. `Readable` is how the program reads the map.
          clock as it was last heard, and the time that has passed here since. The clock of this machine does not count.
     [5]  It goes on by its bookmark at another instance only if that has everything that the view was told. Otherwise it
          compares ([3]): the instance that was left may never come back, and the map would keep what nobody has.
+    [6]  Another filter begins with the next call, which compares ([3]). Until its snapshot is complete, the map shows
+         the records of the filter before.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ from collections.abc import (
 from heapq import heapify, heappop, heappush
 from itertools import repeat
 from operator import length_hint
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sow.checksums import RANGES_MAX, checksum
-from sow.v1 import sow_pb2
+from sow.v1 import sow_pb2, types_pb2
 from sow_client import _process, _statuses
 from sow_client._flags import AioFlag, Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import OpenSubscription, SubscribeCall
-from sow_client._subscription_core import SubscriptionCore
-from sow_client._view import in_own_batch
+from sow_client._subscription_core import RESYNC_REASONS, SubscriptionCore
+from sow_client._view import differ, in_own_batch
 from sow_client._workers import AioWorker, Worker
 from sow_client.errors import ResyncRequired, SowError
 
@@ -64,6 +66,27 @@ GONE_REASONS: Final = frozenset({"TOPIC_DELETED", "TOPIC_NOT_FOUND"})
 """There are no records of the topic, until it is made again."""
 
 _NOTHING: Final[frozenset[str]] = frozenset()
+
+
+class ViewFilter(NamedTuple):
+    """A filter with the values of its parameters."""
+
+    text: str
+    values: Mapping[str, types_pb2.Parameter]
+
+    @classmethod
+    def of(cls, request: sow_pb2.SubscribeRequest) -> ViewFilter:
+        """That of a request."""
+        copy = sow_pb2.SubscribeRequest()
+        copy.CopyFrom(request)
+        return cls(copy.filter, copy.parameters)
+
+    def put_into(self, request: sow_pb2.SubscribeRequest) -> None:
+        """Makes it the filter of a request."""
+        request.filter = self.text
+        request.parameters.clear()
+        for name, value in self.values.items():
+            request.parameters[name].CopyFrom(value)
 
 
 class LiveCore(SubscriptionCore):
@@ -107,6 +130,11 @@ class LiveCore(SubscriptionCore):
         self._has_sources = False  # other instances, whose clocks may be ahead, send to the one that is called
         self._due: list[tuple[int, str]] | None = None  # a heap of expire times; None: not made yet
         self._overdue: set[str] = set()
+        self._wanted: ViewFilter | None = None  # the next call is for this filter ([6])
+        self._before: ViewFilter | None = None  # the filter whose records the map shows, until the snapshot is complete
+        self._changing = False  # from the wish for another filter until the view is current
+        self.refused: SowError | None = None
+        """Why the server refused the last change of the filter; None: it did not."""
 
     # ---- reading: any thread ----
 
@@ -150,12 +178,47 @@ class LiveCore(SubscriptionCore):
     def _server_micros(self) -> int:
         return round(self._clock() * 1_000_000) + self._ahead_micros
 
+    # ---- another filter: any thread ----
+
+    def change(self, wanted: ViewFilter) -> None:
+        """From the next call on it is a view of another filter ([6]). `settled` is set once that is current, or
+        refused."""
+        with self.lock:
+            self._wanted, self.refused, self.current, self._changing = wanted, None, False, True
+            self.settled.clear()
+
+    def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
+        """As `SubscriptionCore.request`."""
+        with self.lock:
+            wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            if self._before is None:
+                self._before = ViewFilter.of(self._request)
+            wanted.put_into(self._request)
+            self._snapshot = True
+        return super().request(now=now)
+
+    def _takes_back(self, error: SowError) -> bool:
+        """True if the server has refused the filter, so that the one before holds again."""
+        before = self._before
+        if before is None or self._wanted is not None or self._passes(error) or error.reason in RESYNC_REASONS:
+            return False
+        before.put_into(self._request)
+        self._before, self.refused, self._snapshot = None, error, True
+        return True
+
+    def _tell(self, interruption: SowError | None) -> None:
+        if not self._changing:  # else the call has ended on purpose
+            super()._tell(interruption)
+
     # ---- frames ----
 
     def feed(self, response: sow_pb2.SubscribeResponse) -> None:
         """Takes in the next frame. Hands out how the map has changed: "put", and "oof" for a record that has gone.
         Raises ResyncRequired for [5]."""
         kind = response.WhichOneof("frame")
+        if self._wanted is not None:
+            raise _statuses.cut("the view of the filter before")
         if kind == "progress" and not self._standing and _lacks_something(response.progress):
             raise ResyncRequired(
                 "this instance lacks changes that the view was told elsewhere", reason="RESYNC_REQUIRED"
@@ -172,6 +235,7 @@ class LiveCore(SubscriptionCore):
             self._begin_next(response.snapshot_begin)
         elif kind == "snapshot_end":
             told = self._show_next()
+            self._before = None
             self.reached = response.snapshot_end.bookmark
             self.absent_fields = tuple(response.snapshot_end.absent_fields)
             self._is_current()
@@ -192,10 +256,13 @@ class LiveCore(SubscriptionCore):
             self._is_current()
 
     def _is_current(self) -> None:
-        if not self.current:
-            self.current = True
-            self._due, self._overdue = None, set()
-            self.settled.set()
+        if self.current:
+            return
+        with self.lock:
+            if self._wanted is None and self._before is None:
+                self.current, self._changing = True, False
+                self._due, self._overdue = None, set()
+                self.settled.set()
 
     def _take_changes(self, batch: sow_pb2.ChangeBatch) -> list[Change]:
         self._together += self.pending
@@ -226,7 +293,7 @@ class LiveCore(SubscriptionCore):
         if self._due is not None and (stamp := record.expire_time_micros):
             heappush(self._due, (stamp, change.key))
         # Another instance tells some changes again (rule F9).
-        return self._tells and (before is None or _differ(before, record))
+        return self._tells and (before is None or differ(before, record))
 
     # ---- snapshots ----
 
@@ -298,6 +365,8 @@ class LiveCore(SubscriptionCore):
         if self.current:
             self.current = False
             self.settled.clear()
+        if self._takes_back(error):
+            return 0.0
         if self.stood and error.reason in GONE_REASONS | {"NO_JOURNAL"}:
             self._snapshot = True
         if self.stood and error.reason in GONE_REASONS:
@@ -370,13 +439,8 @@ def _differences(
         if new is None:
             if old is not None:
                 yield Change("oof", None, None, old, None, topic)
-        elif old is None or _differ(old, new):
+        elif old is None or differ(old, new):
             yield Change("put", None, new, None, None, topic)
-
-
-def _differ(old: Record, new: Record) -> bool:
-    # The versions of nearly all differ, and reading a field costs more than comparing it.
-    return old.version != new.version or old.origin != new.origin or old.payload != new.payload
 
 
 class Readable(_process.Owned, Mapping[str, Record]):

@@ -261,9 +261,10 @@ def _shown(payload: bytes) -> str:
 ChangeOp: TypeAlias = Literal["sow", "put", "oof", "delete", "expire", "snapshot_end", "resync"]
 """The kind of a message of a subscription: see `Change`. Rule: S2."""
 
-ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted", "truncated"]
+ChangeReason: TypeAlias = Literal["touched", "deleted", "expired", "match", "not_permitted", "window", "truncated"]
 """The reason: a put that changed only the lifetime; out of focus because the record was deleted, has expired, or no
-longer matches; the snapshot that ends has not all records (`snapshot_max`).
+longer matches; it is not in the list of a live result any more ("window"); the snapshot that ends has not all records
+(`snapshot_max`).
 
 Rule: S2.
 """
@@ -313,6 +314,11 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     read has a value: perhaps they are mistyped.
 
     Rule: Q10.
+    """
+    position: int | None = None
+    """Only of a "put" of a live result: its place in the new list, from 0.
+
+    Rule: S11.
     """
 
     @property

@@ -76,6 +76,11 @@ class _Reader:
         if call is not None:
             call.cancel()
 
+    def end_call(self) -> None:
+        """Ends the call, so that the consumer calls again. Before it is made it has no effect."""
+        if self._call is not None:
+            self._call.cancel()
+
     def _run(self) -> None:
         outcome: SowError
         try:
@@ -154,6 +159,12 @@ class Subscription(SubscriptionBase):
             reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
+
+    def call_again(self) -> None:
+        """Ends the present call. The next one follows, for what is wanted by then."""
+        reader = self._reader
+        if reader is not None:
+            reader.end_call()
 
     def __iter__(self) -> Self:
         return self

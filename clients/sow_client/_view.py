@@ -103,6 +103,12 @@ def in_own_batch(record: Record, payload: bytes) -> Record:
     )
 
 
+def differ(old: Record, new: Record) -> bool:
+    """True if two states of a record are not the same."""
+    # The versions of nearly all differ, and reading a field costs more than comparing it.
+    return old.version != new.version or old.origin != new.origin or old.payload != new.payload
+
+
 def merged(base: bytes, delta: bytes, unset_paths: Sequence[str], *, form: PayloadForm = UNKNOWN_FORM) -> bytes:
     """`base` without the fields that are unset, with `delta` merged into it ([2])."""
     documents = _documents(delta, form.message_type)

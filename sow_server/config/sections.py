@@ -64,6 +64,7 @@ from sow_server.query.exports import ExportOptions
 from sow_server.query.sort_memory import SORT_BYTES_MAX, SORTS_WAITING_MAX
 from sow_server.subscriptions.durable.backlogs import HOLD_MICROS
 from sow_server.subscriptions.hub import HubOptions
+from sow_server.subscriptions.results.live_results import RESULT_BYTES_MAX
 
 KIB: Final = 2**10
 MIB: Final = 2**20
@@ -280,6 +281,7 @@ class SubscriptionsConfig:
 
     queue_bytes_max: int = _size(_HUB.queue_bytes_max, 64 * KIB, GIB)
     subscriptions_max: int = _count(_HUB.subscriptions_max, 1, 1_000_000)
+    result_bytes_max: int = _size(RESULT_BYTES_MAX, 64 * KIB, GIB)
 
 
 class LinkMode(enum.Enum):

@@ -161,6 +161,11 @@ class Ranking(enum.Enum):
         return (9, 0) if self in (Ranking.ASCENDING, Ranking.TURNED_DESCENDING) else (-9, 0)
 
 
+Place: TypeAlias = "tuple[object, ...] | Backwards"
+"""The place of one record in an order, to be compared with those of others. It ends with the key, so no two
+records have the same."""
+
+
 class Turned:
     """A text with inverted order."""
 
@@ -179,6 +184,21 @@ class Turned:
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + sys.getsizeof(self.text)
+
+
+class Backwards:
+    """A place in a descending order: greater values come first, and equal records in the order of their keys [3]."""
+
+    __slots__ = ("_key", "_sort_keys")
+
+    def __init__(self, sort_keys: tuple[object, ...], key: bytes) -> None:
+        self._sort_keys = sort_keys
+        self._key = key
+
+    def __lt__(self, other: object) -> bool:
+        assert isinstance(other, Backwards), "places of one order are compared"
+        mine, theirs = self._sort_keys, other._sort_keys
+        return mine > theirs or (mine == theirs and self._key < other._key)
 
 
 def sort_key(value: object, ranking: Ranking, *, numeric: bool = False) -> SortKey:
@@ -228,6 +248,20 @@ class Order:
     def descending(self) -> bool:
         """The direction of the whole sort."""
         return self.terms[0].descending
+
+    @property
+    def reads_headers(self) -> bool:
+        """True if it needs the header of a record."""
+        plain = (MetadataName.KEY, MetadataName.TOPIC)
+        return any(isinstance(term.field, Metadata) and term.field.name not in plain for term in self.terms)
+
+    def place(self, key: bytes, header: bytes, payload: bytes) -> Place:
+        """The place of one record. `header`: as it is stored; of no use where it needs none."""
+        documents = (None if self.decode is None else self.decode(payload),)
+        sort_keys: tuple[object, ...] = ()
+        for column in self.columns:
+            sort_keys += column((key,), (header,), documents)[0]
+        return Backwards(sort_keys, key) if self.descending else (*sort_keys, key)
 
 
 def callers_order(topic: Topic, text: str, hidden: tuple[tuple[str, ...], ...]) -> Order | None:

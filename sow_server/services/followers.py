@@ -8,14 +8,18 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from sow.v1 import admin_pb2, sow_pb2
-from sow_server.access.caller import Call
+from sow_server.access.caller import Call, CallTrace
 from sow_server.engine.values.bookmarks import Instance
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.services.wire.convert import invalid
 from sow_server.subscriptions.durable.consumer import Consumer
+from sow_server.subscriptions.durable.consumer_registry import Consumers
+from sow_server.subscriptions.hub import Hub
+from sow_server.subscriptions.results.follower import LiveResult
+from sow_server.subscriptions.results.live_results import LiveResults
 from sow_server.subscriptions.subscription import Subscription
 
 FILTER_CHARACTERS_MAX: Final = 1_000
@@ -30,7 +34,7 @@ class Follower:
     id: str
     call: Call
     request: sow_pb2.SubscribeRequest
-    source: Subscription | Consumer
+    source: Subscription | Consumer | LiveResult
     since_micros: int
 
     def described(self, instance: Instance) -> admin_pb2.ActiveSubscription:
@@ -79,7 +83,7 @@ class Followers:
 
     @contextmanager
     def following(
-        self, call: Call, request: sow_pb2.SubscribeRequest, source: Subscription | Consumer
+        self, call: Call, request: sow_pb2.SubscribeRequest, source: Subscription | Consumer | LiveResult
     ) -> Iterator[None]:
         """Lists a subscription until the end of the block."""
         made = Follower(f"u{next(self._numbers)}", call, request, source, self._now_micros())
@@ -109,6 +113,27 @@ class Followers:
             raise invalid("id", f"there is no subscription {follower_id[:80]!r}")
         found.call.end(StoreError(Reason.ACCESS_CHANGED, "an operator has ended this subscription"))
         return found
+
+
+class Deliveries(Protocol):
+    """Traces of messages to subscribers."""
+
+    def delivering(
+        self, topic: str, after: int, upto: int, changes: int, call: CallTrace | None
+    ) -> Callable[[], None] | None:
+        """A message with changes of this range is being sent; the result hears its end. None: it is not traced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribing:
+    """Those who take part in a subscription: the hub, or a consumer, or the source of a live result; it is listed, and
+    traced."""
+
+    hub: Hub
+    consumers: Consumers
+    followers: Followers
+    results: LiveResults
+    deliveries: Deliveries | None = None
 
 
 def _cut_short(text: str) -> str:

@@ -1,21 +1,19 @@
-"""`sow.v1.SowService`: publish, read, subscribe, delete, touch."""
+"""`sow.v1.SowService` without its subscriptions: publish, read, delete, touch, and what durables are told."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import structlog
 
 from sow.v1 import sow_pb2, types_pb2
-from sow_server.access.caller import Call, CallTrace, Granted
-from sow_server.access.needs import Action
+from sow_server.access.caller import Call, Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.commit.requests import payload_key
 from sow_server.engine.doors import Reads, Writes
@@ -23,12 +21,11 @@ from sow_server.engine.durables import RewindTo
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Delete, Durability, PublishChannel
-from sow_server.engine.values.policies import NOTHING
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.query.filtering import callers_filter, record_filter, rows_filter
 from sow_server.query.scan import Query, RecordBatch, Scan, point_keys
 from sow_server.services.door.received import readable
-from sow_server.services.followers import Followers
+from sow_server.services.followers import Subscribing
 from sow_server.services.ownership import OwnedDurables
 from sow_server.services.records.answering import close_after
 from sow_server.services.records.getting import Getting, LongGets
@@ -47,14 +44,7 @@ from sow_server.services.records.writing import (
 )
 from sow_server.services.wire import convert, subscribe_convert
 from sow_server.services.wire.filter_values import values_read
-from sow_server.subscriptions.durable.consumer import Attachment, Consumer
-from sow_server.subscriptions.durable.consumer_registry import Consumers
-from sow_server.subscriptions.frames import ChangeFrame, Frame
-from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.journal.history import History
-from sow_server.subscriptions.request import Request
-from sow_server.subscriptions.stream import stream
-from sow_server.subscriptions.subscription import Subscription
 
 log = structlog.get_logger(__name__)
 
@@ -69,30 +59,6 @@ HISTORY_ENTRIES_MAX: Final = 10_000
 GET_KEYS_MAX: Final = 10_000
 RENEWED_KEYS_MAX: Final = 1000
 """Keys of a get that touches: as many records are changed in one commit (rule L20)."""
-
-
-def _close(attached: Consumer | StoreError) -> None:
-    if isinstance(attached, Consumer):
-        attached.close()
-
-
-class Deliveries(Protocol):
-    """Traces of messages to subscribers."""
-
-    def delivering(
-        self, topic: str, after: int, upto: int, changes: int, call: CallTrace | None
-    ) -> Callable[[], None] | None:
-        """A message with changes of this range is being sent; the result hears its end. None: it is not traced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribing:
-    """Those who take part in a subscription: it begins at the hub or as a consumer, is listed, and is traced."""
-
-    hub: Hub
-    consumers: Consumers
-    followers: Followers
-    deliveries: Deliveries | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +94,9 @@ class SowService:
         self._durability = options.durability
         self._dynamic_topics = options.dynamic_topics
         self._owned = OwnedDurables(reading.durables)
-        self._followers = subscribing.followers
         self._queries = queries
         self._positions = positions
         self._long_gets = LongGets()
-        self._deliveries = subscribing.deliveries
 
     # -- publishing -------------------------------------------------------------------------------------------------
 
@@ -294,61 +258,6 @@ class SowService:
         async with aclosing(self._queries.answer(granted, request)) as messages:
             async for message in messages:
                 yield message
-
-    async def Subscribe(self, request: sow_pb2.SubscribeRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """Messages as bytes on the wire: a message for many subscribers is encoded once."""
-        attachment = subscribe_convert.attachment(request)
-        action = Action.READ if attachment is None else Action.CONSUME
-        figures = not request.topic or call.topic(request.topic, action).restriction.rows is None
-        convert_request = partial(
-            subscribe_convert.request,
-            request,
-            self._reading,
-            lambda topic: call.part_of(topic, action) if topic.complete else None,  # a view joins later (rule V6)
-            rights=call.rights(action) if request.topic_pattern else "",
-        )
-        with call.holding("subscriptions"):
-            # Checking many held ranges, or values of parameters, takes milliseconds.
-            loop = asyncio.get_running_loop()
-            held = request.HasField("held") or bool(request.parameters)
-            asked = await loop.run_in_executor(self._readers, convert_request) if held else convert_request()
-            if request.filter or request.parameters or not call.unrestricted:
-                # Parsing and compiling may take milliseconds.
-                await loop.run_in_executor(self._readers, self._hub.prepare, asked)
-            source: Subscription | Consumer
-            if attachment is None:
-                source = self._hub.subscribe(asked)
-            else:
-                source = await self._attach(call, asked, attachment)
-            async with aclosing(stream(source, self._readers)) as frames:
-                with self._followers.following(call, request, source):
-                    async for frame in frames:
-                        delivered = self._delivering(frame, call)
-                        try:
-                            yield subscribe_convert.response(frame, self._reading, figures=figures)
-                        finally:  # also where the subscriber leaves just now
-                            if delivered is not None:
-                                delivered()
-
-    def _delivering(self, frame: Frame, call: Call) -> Callable[[], None] | None:
-        """Begins the trace of a message; the result ends it."""
-        if self._deliveries is None or not isinstance(frame, ChangeFrame):
-            return None
-        return self._deliveries.delivering(frame.topic, frame.after, frame.bookmark, len(frame.rows), call.trace)
-
-    async def _attach(self, call: Call, asked: Request, attachment: Attachment) -> Consumer:
-        declared = attachment.declared or NOTHING
-        with self._owned.making(call, asked.topic, attachment.name, "durable.name", declared) as name:
-            return await self._attach_as(name, asked, attachment)
-
-    async def _attach_as(self, name: str, asked: Request, attachment: Attachment) -> Consumer:
-        attachment = replace(attachment, name=name)
-        attached = self._consumers.attach(asked, attachment)
-        try:
-            return await attached
-        except asyncio.CancelledError:
-            attached.then(_close)  # the caller has gone
-            raise
 
     async def BrowseDurable(
         self, request: sow_pb2.BrowseDurableRequest, call: Call

@@ -46,6 +46,8 @@ class ChangeReason(enum.IntEnum):
     EXPIRED = 3
     MATCH = 4
     NOT_PERMITTED = 5
+    WINDOW = 6
+    """To followers of a live result: it still matches, and is not in the list any more."""
 
 
 class Told(NamedTuple):
@@ -215,6 +217,8 @@ class ChangeFrame:
         "emissions",
         "encoded",
         "more",
+        "positions",
+        "results",
         "rows",
         "size",
         "skip_from",
@@ -253,6 +257,10 @@ class ChangeFrame:
         interval (conflation [4])."""
         self.emissions: Sequence[object] = ()
         """The emissions of conflating subscribers that end with this frame (conflation [4])."""
+        self.positions: Sequence[int] = ()
+        """The place of each row in a live result (rule S11); empty: it is of no live result."""
+        self.results = False
+        """True if the rows are results of groups, which are json documents."""
 
     def counted(self, delivered: Sequence[int]) -> ChangeFrame:
         """The frame for a subscriber that is told how often each row was handed over."""
@@ -368,6 +376,8 @@ class SnapshotBatch:
     replaced: Sequence[tuple[bytes, bytes]] = ()
     """Ranges of keys, from behind the first one to the last one (empty: to the end), in which the subscriber forgets
     what it holds. Records of this batch, and of later ones, take their place."""
+    results: bool = False
+    """True if these are results of groups, which are json documents."""
 
 
 @dataclass(frozen=True, slots=True)

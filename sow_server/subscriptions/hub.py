@@ -73,14 +73,7 @@ class Hub:
     def subscribe(self, request: Request, *, after: int | None = None, held: tuple[Position, ...] = ()) -> Subscription:
         """A new subscription; `request` has passed `request.check`. `after`: a position to start at, instead of the
         start of the request; `held`: what its subscriber was told at other instances. Raises StoreError."""
-        if self._stopping:
-            raise StoreError(Reason.STOPPING, "the server is stopping")
-        if len(self._subscriptions) >= self._options.subscriptions_max:
-            raise StoreError(
-                Reason.OVERLOADED,
-                f"there are {len(self._subscriptions)} subscriptions, as many as this server allows",
-                retry_after_micros=1_000_000,
-            )
+        self.admit()
         matches = self._matches(request)
         topics = self._topics(request, matches)
         topic = topics[0] if request.topic else None
@@ -105,6 +98,19 @@ class Hub:
             subscription.close()
             raise
         return subscription
+
+    def admit(self, also: int = 0) -> None:
+        """Raises StoreError if there may be no other subscription. `also`: the number of those that are not of this
+        hub."""
+        if self._stopping:
+            raise StoreError(Reason.STOPPING, "the server is stopping")
+        count = len(self._subscriptions) + also
+        if count >= self._options.subscriptions_max:
+            raise StoreError(
+                Reason.OVERLOADED,
+                f"there are {count} subscriptions, as many as this server allows",
+                retry_after_micros=1_000_000,
+            )
 
     @staticmethod
     def _matches(request: Request) -> Callable[[str], bool]:

@@ -122,6 +122,9 @@ class Wants:
     conflated: bool = False
     """True if `Conflation` takes the rows, and the subscriber wants oof or deltas. `Conflation` has to know which of
     them come into focus, and the versions that they replace. It decides by itself which records are due."""
+    with_due: bool = False
+    """True: versions that are due are handed over, too. A live result judges when it is told, and must not keep the
+    version before."""
 
     @property
     def leaving(self) -> bool:
@@ -138,7 +141,7 @@ class Wants:
             bookmark=bookmark,
             together=atomic,
             atomic=atomic,
-            judged=not (self.changes or self.delta),
+            judged=not (self.changes or self.delta or self.with_due),
         )
 
 
@@ -165,11 +168,22 @@ class Request:
     A4). From any thread."""
     name: bytes = b""
     """Names all that it sees of the topics that match its pattern."""
+    with_due: bool = False
+    """As in `Wants`."""
 
     def wants(self, view: View) -> Wants:
         """The messages that it wants of a topic."""
         conflated = (self.oof or self.delta) and self.conflation_micros != 0
-        return Wants(self.oof, self.delta, self.changes, self.empty_deltas, view.projection, self.batch_size, conflated)
+        return Wants(
+            self.oof,
+            self.delta,
+            self.changes,
+            self.empty_deltas,
+            view.projection,
+            self.batch_size,
+            conflated,
+            self.with_due,
+        )
 
     @property
     def previous(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads, Writes
@@ -63,7 +63,8 @@ class Emitted:
 class Read:
     """Run this on a reader thread, then give the result to `Subscription.took`."""
 
-    run: Callable[[], ReadResult]
+    run: Callable[[], Any]
+    """Each kind of machine takes its own results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Subscription:
         # The facts that the dispatcher asks of a member (`groups.Member`).
         self.several: Final = views.several
         self.wants_previous: Final = request.previous
-        self.conflates: Final = bool(request.conflation_micros)
+        self.conflates: Final = bool(request.conflation_micros) or request.with_due
         self.follows: Final = views.follows
         self.view: Final = views.view
         self.wake: Callable[[], None] = lambda: None
@@ -456,6 +457,12 @@ class Subscription:
         if self._conflation:
             until = min(until, now + self._conflation.due_at() - self._clock.now_micros())
         return Wait(max(until, now))
+
+
+def reached(by: Subscription) -> int:
+    """As its `position`, also where nothing has come since the last step: everything up to here has been sent."""
+    caught_up = by._attached and not (by._behind or by._dispatcher.mid_change or by._outbox.size)
+    return max(by._position, by._dispatcher.position) if caught_up else by._position
 
 
 def _judging(judge: Callable[[], list[ChangeFrame]]) -> Read:

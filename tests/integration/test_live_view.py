@@ -216,3 +216,32 @@ def test_a_cancelled_opening_leaves_nothing_behind(server: ServerProcess) -> Non
         server.start()
 
     asyncio.run(run())
+
+
+def test_a_live_view_changes_its_filter(server: ServerProcess) -> None:
+    """Rule S14."""
+    with server.client() as client:
+        for number in range(20):
+            client.publish("orders", {"id": number, "price": number})
+        told: list[SowError | None] = []
+        with client.live_view("orders", "/price > 15", on_interruption=told.append) as view:
+            assert len(view) == 4
+            view.change("/price > :least", {"least": 9})
+            assert sorted(view, key=int) == [str(number) for number in range(10, 20)]
+            with pytest.raises(SowError, match="filter"):
+                view.change("(")
+            client.publish("orders", {"id": 77, "price": 12})
+            until(lambda: "77" in view, SECONDS_MAX, "the change")
+            view.change()
+            assert len(view) == 21
+        assert told == []
+        with pytest.raises(SowError):
+            view.change("/price > 1")
+
+    async def follow() -> None:
+        async with server.async_client() as asynchronous:
+            async with asynchronous.live_view("orders", "/price > 15") as other:
+                await other.change("/price > 18")
+                assert list(other) == ["19"]
+
+    asyncio.run(follow())

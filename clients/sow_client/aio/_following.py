@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -17,11 +17,13 @@ from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, 
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
+from sow_client._grouping import Expressions
 from sow_client._lines import Home
-from sow_client._live_view import LiveCore, Readable, aio_view_closed, aio_view_entered, aio_with_held
+from sow_client._live_result import ResultCore, result_request
+from sow_client._live_view import LiveCore, Readable, ViewFilter, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
-from sow_client._parameters import Parameters
-from sow_client._records import Change, Start, Ttl
+from sow_client._parameters import Parameters, parameter_values
+from sow_client._records import Change, Record, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
@@ -196,6 +198,65 @@ class AsyncFollowing(AsyncCalls):
             tells=on_change is not None,
         )
         return aio_opened(AsyncLiveView(core, partial(self._open_subscription, None), on_change))
+
+    def live_result(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+        *,
+        order_by: str | Iterable[str] | None = None,
+        top_n: int | None = None,
+        skip_n: int = 0,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = "1s",
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> AsyncLiveResult:
+        """The list that a query finds, kept right by the server: in the order of `order_by` the first `top_n` records
+        behind the first `skip_n`, as a program shows them on a page.
+
+        The list is there when it is handed out. Iterating gives its changes: first an "oof" for each record that has
+        left, then a "put" for each that is new or has changed, at its `position`. All changes that belong together are
+        in `list` when the first of them is handed out. They come at most once per `conflation`, by default 100 ms. The
+        reason "window" says that a record still matches, and is not among the first any more.
+
+        With `group_by` or `aggregate`, perhaps with `having`, it is the list of the results of groups, as for `query`.
+        They are at most 10,000, and are told at most once per second by default. `order_by` and `top_n` may be absent
+        then. The server asks again when something has changed.
+
+        `skip_n` and `top_n` together are at most 10,000. After a break the differences to the new list come. The other
+        arguments are those of `subscribe`. `sow_and_subscribe` with `order_by` is for programs that want every change
+        of all matching records instead.
+
+        Rules: S10, S11, S13.
+        """
+        request = result_request(
+            topic,
+            filter,
+            parameters,
+            order_by=order_by,
+            top_n=top_n,
+            skip_n=skip_n,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
+            conflation=conflation,
+            progress=progress,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        core = ResultCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
+        return aio_opened(AsyncLiveResult(core, partial(self._open_subscription, None)))
 
     def durable(
         self,
@@ -378,6 +439,44 @@ class AsyncFollowing(AsyncCalls):
         return await self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
 
 
+class AsyncLiveResult(AsyncSubscription):
+    """The first records of a topic in an order, kept right: `list` has them, and iterating gives their changes. Made by
+    `AsyncClient.live_result`, and used by one task.
+
+    The list changes when the next changes are asked for, and only then: it is the result of the query at `bookmark`.
+    When the connection breaks or the server restarts, it calls again, also at another instance, and gives the
+    differences to the new list.
+
+    Rules: S10, S11, S13.
+    """
+
+    _what = "live result"
+
+    def __init__(self, core: ResultCore, open_call: AioOpenSubscription) -> None:
+        super().__init__(core, open_call)
+        self._result = core
+
+    async def open(self) -> None:
+        """Returns once the list is there; `live_result` has called it already.
+
+        In asyncio entering an `async with` block calls it, and not `live_result`.
+        """
+        self._check_process()
+        while self._result.reached is None:
+            if not await self._advance():
+                raise _statuses.closed("live result")
+
+    def list(self) -> Sequence[Record]:
+        """The records in their order, as of `bookmark`."""
+        return [*self._result.rows]
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Fields of the filter and of the order in which no record that was read for the last snapshot has a value:
+        perhaps they are mistyped. Rule: Q10."""
+        return self._result.absent_fields
+
+
 class AsyncLiveView(Readable):
     """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
     can only be read. Made by `AsyncClient.live_view`; any thread may read it.
@@ -427,6 +526,33 @@ class AsyncLiveView(Readable):
         await self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
         self._check()
         return self.current
+
+    async def change(
+        self,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+    ) -> None:
+        """From now on it is a view of the records that match another filter; None: of all. Returns once it is current.
+
+        The view keeps the records that it holds, and the server sends only those that differ. Until all have come, the
+        map shows the records of the filter before; it never shows a mixture. A filter that the server refuses changes
+        nothing, and raises its error.
+
+        Rule: S14.
+        """
+        self._check_process()
+        self._check()
+        if self._core.is_over:
+            raise _statuses.closed("live view")
+        self._core.change(
+            ViewFilter.of(sow_pb2.SubscribeRequest(filter=filter or "", parameters=parameter_values(parameters)))
+        )
+        await self._subscription.call_again()
+        await self.wait()
+        if (refused := self._core.refused) is not None:
+            raise refused
+        if self._core.is_over:
+            raise _statuses.closed("live view")
 
     async def close(self) -> None:
         """Ends the view. No change is told after it, except one that is being told in another thread."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -16,11 +16,13 @@ from sow_client import _lines, _process, _reads, _retention, _statuses, _timeout
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import Flag
+from sow_client._grouping import Expressions
 from sow_client._lines import Home
-from sow_client._live_view import LiveCore, Readable, view_closed, view_entered, with_held
+from sow_client._live_result import ResultCore, result_request
+from sow_client._live_view import LiveCore, Readable, ViewFilter, view_closed, view_entered, with_held
 from sow_client._ordered import Asked, OrderedCall, OrderedSnapshot, ReadCall, snapshot_query
-from sow_client._parameters import Parameters
-from sow_client._records import Change, Start, Ttl
+from sow_client._parameters import Parameters, parameter_values
+from sow_client._records import Change, Record, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription, opened
@@ -196,6 +198,65 @@ class Following(Calls):
             tells=on_change is not None,
         )
         return opened(LiveView(core, partial(self._open_subscription, None), on_change))
+
+    def live_result(
+        self,
+        topic: str,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+        *,
+        order_by: str | Iterable[str] | None = None,
+        top_n: int | None = None,
+        skip_n: int = 0,
+        group_by: Expressions | None = None,
+        aggregate: Expressions | None = None,
+        having: str | None = None,
+        conflation: Ttl | None = None,
+        progress: Ttl | None = "1s",
+        select: Iterable[str] | None = None,
+        exclude: Iterable[str] | None = None,
+        batch_size: int = 1_000,
+        retry_for: float = RETRY_SECONDS,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> LiveResult:
+        """The list that a query finds, kept right by the server: in the order of `order_by` the first `top_n` records
+        behind the first `skip_n`, as a program shows them on a page.
+
+        The list is there when it is handed out. Iterating gives its changes: first an "oof" for each record that has
+        left, then a "put" for each that is new or has changed, at its `position`. All changes that belong together are
+        in `list` when the first of them is handed out. They come at most once per `conflation`, by default 100 ms. The
+        reason "window" says that a record still matches, and is not among the first any more.
+
+        With `group_by` or `aggregate`, perhaps with `having`, it is the list of the results of groups, as for `query`.
+        They are at most 10,000, and are told at most once per second by default. `order_by` and `top_n` may be absent
+        then. The server asks again when something has changed.
+
+        `skip_n` and `top_n` together are at most 10,000. After a break the differences to the new list come. The other
+        arguments are those of `subscribe`. `sow_and_subscribe` with `order_by` is for programs that want every change
+        of all matching records instead.
+
+        Rules: S10, S11, S13.
+        """
+        request = result_request(
+            topic,
+            filter,
+            parameters,
+            order_by=order_by,
+            top_n=top_n,
+            skip_n=skip_n,
+            group_by=group_by,
+            aggregate=aggregate,
+            having=having,
+            conflation=conflation,
+            progress=progress,
+            select=select,
+            exclude=exclude,
+            batch_size=batch_size,
+        )
+        core = ResultCore(
+            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+        )
+        return opened(LiveResult(core, partial(self._open_subscription, None)))
 
     def durable(
         self,
@@ -374,6 +435,41 @@ class Following(Calls):
         return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
 
 
+class LiveResult(Subscription):
+    """The first records of a topic in an order, kept right: `list` has them, and iterating gives their changes. Made by
+    `Client.live_result`, and used by one thread.
+
+    The list changes when the next changes are asked for, and only then: it is the result of the query at `bookmark`.
+    When the connection breaks or the server restarts, it calls again, also at another instance, and gives the
+    differences to the new list.
+
+    Rules: S10, S11, S13.
+    """
+
+    _what = "live result"
+
+    def __init__(self, core: ResultCore, open_call: OpenSubscription) -> None:
+        super().__init__(core, open_call)
+        self._result = core
+
+    def open(self) -> None:
+        """Returns once the list is there; `live_result` has called it already."""
+        self._check_process()
+        while self._result.reached is None:
+            if not self._advance():
+                raise _statuses.closed("live result")
+
+    def list(self) -> Sequence[Record]:
+        """The records in their order, as of `bookmark`."""
+        return [*self._result.rows]
+
+    @property
+    def absent_fields(self) -> tuple[str, ...]:
+        """Fields of the filter and of the order in which no record that was read for the last snapshot has a value:
+        perhaps they are mistyped. Rule: Q10."""
+        return self._result.absent_fields
+
+
 class LiveView(Readable):
     """The records of a topic that match a filter, kept up to date in this process: a mapping from keys to records that
     can only be read. Made by `Client.live_view`; any thread may read it.
@@ -418,6 +514,33 @@ class LiveView(Readable):
         self._settled.wait(_timeouts.perhaps(seconds, "seconds"))
         self._check()
         return self.current
+
+    def change(
+        self,
+        filter: str | None = None,  # noqa: A002 - the name that users know from the contract
+        parameters: Parameters | None = None,
+    ) -> None:
+        """From now on it is a view of the records that match another filter; None: of all. Returns once it is current.
+
+        The view keeps the records that it holds, and the server sends only those that differ. Until all have come, the
+        map shows the records of the filter before; it never shows a mixture. A filter that the server refuses changes
+        nothing, and raises its error.
+
+        Rule: S14.
+        """
+        self._check_process()
+        self._check()
+        if self._core.is_over:
+            raise _statuses.closed("live view")
+        self._core.change(
+            ViewFilter.of(sow_pb2.SubscribeRequest(filter=filter or "", parameters=parameter_values(parameters)))
+        )
+        self._subscription.call_again()
+        self.wait()
+        if (refused := self._core.refused) is not None:
+            raise refused
+        if self._core.is_over:
+            raise _statuses.closed("live view")
 
     def close(self) -> None:
         """Ends the view. No change is told after it, except one that is being told in another thread."""

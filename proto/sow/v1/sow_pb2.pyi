@@ -140,6 +140,8 @@ class _ChangeReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChangeRe
     """Out of focus, because it no longer matches."""
     CHANGE_REASON_NOT_PERMITTED: _ChangeReason.ValueType  # 5
     """Out of focus, because the caller may not see it any more (rule A4). The row has no payload."""
+    CHANGE_REASON_WINDOW: _ChangeReason.ValueType  # 6
+    """Out of focus, because it is not among the records of a live result any more. It still matches (rule S11)."""
 
 class ChangeReason(_ChangeReason, metaclass=_ChangeReasonEnumTypeWrapper):
     """The cause of a change."""
@@ -156,6 +158,8 @@ CHANGE_REASON_MATCH: ChangeReason.ValueType  # 4
 """Out of focus, because it no longer matches."""
 CHANGE_REASON_NOT_PERMITTED: ChangeReason.ValueType  # 5
 """Out of focus, because the caller may not see it any more (rule A4). The row has no payload."""
+CHANGE_REASON_WINDOW: ChangeReason.ValueType  # 6
+"""Out of focus, because it is not among the records of a live result any more. It still matches (rule S11)."""
 Global___ChangeReason: _TypeAlias = ChangeReason  # noqa: Y015
 
 @_typing.final
@@ -1435,10 +1439,16 @@ class SubscribeRequest(_message.Message):
     SELECT_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     DURABLE_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    SKIP_N_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
     SNAPSHOT_MAX_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    GROUP_BY_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
+    HAVING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1471,6 +1481,15 @@ class SubscribeRequest(_message.Message):
     """With `delta`: true also sends updates that change no field. Default: they are left out."""
     batch_size: _builtins.int
     """Records per frame at most, 1 to 10,000. 0: 1,000. Frames also end at about 1 MiB."""
+    order_by: _builtins.str
+    """A live result (rule S10): the list that a query with this order finds, kept right. Only with `sow`, one `topic` and
+    `top_n`, and not with `changes`, `delta`, `durable`, a start, `held`, `view` or `snapshot_max`. `oof` is implied;
+    `conflation_micros` is 100 ms by default. Older servers would send everything.
+    """
+    top_n: _builtins.int
+    """With `order_by`: the list has at most so many records. `skip_n` and `top_n` together are at most 10,000."""
+    skip_n: _builtins.int
+    """With `order_by`: the list begins behind so many records."""
     view: _builtins.bytes
     """The `view` of an earlier SnapshotBegin. With `held` it is needed: where it names something else now, nothing counts
     as held. With `bookmark`: RESYNC_REQUIRED where it does, because a caller that may see more or less than before has
@@ -1480,6 +1499,8 @@ class SubscribeRequest(_message.Message):
     """With `sow` and one `topic`, and without `held`: the snapshot has at most so many records, the first ones in key order.
     SnapshotEnd tells whether there are more. The changes after it are those of all matching records. 0: no bound.
     """
+    having: _builtins.str
+    """As in QueryRequest."""
     @_builtins.property
     def select(self) -> Global___Projection:
         """Payload fields to send. Unset: the whole payload. Not with `delta`."""
@@ -1502,6 +1523,17 @@ class SubscribeRequest(_message.Message):
         filter, and each of the filter has to be here.
         """
 
+    @_builtins.property
+    def group_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """The results of groups instead of records, as in QueryRequest (rules Q11, S10). `order_by`, `top_n` and `skip_n` are then
+        about results, and may be absent; `conflation_micros` is 1 s by default. At most 10,000 groups. Older servers would send
+        everything.
+        """
+
+    @_builtins.property
+    def aggregate(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedExpression]:
+        """As in QueryRequest."""
+
     def __init__(
         self,
         *,
@@ -1521,14 +1553,20 @@ class SubscribeRequest(_message.Message):
         select: Global___Projection | None = ...,
         batch_size: _builtins.int = ...,
         durable: Global___DurableAttachment | None = ...,
+        order_by: _builtins.str = ...,
+        top_n: _builtins.int = ...,
+        skip_n: _builtins.int = ...,
         held: Global___HeldRanges | None = ...,
         view: _builtins.bytes = ...,
         snapshot_max: _builtins.int = ...,
         parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
+        group_by: _abc.Iterable[Global___NamedExpression] | None = ...,
+        aggregate: _abc.Iterable[Global___NamedExpression] | None = ...,
+        having: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "held", b"held", "oof", b"oof", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "group_by", b"group_by", "having", b"having", "held", b"held", "oof", b"oof", "order_by", b"order_by", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "skip_n", b"skip_n", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "top_n", b"top_n", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -2046,7 +2084,7 @@ Global___SnapshotBegin: _TypeAlias = SnapshotBegin  # noqa: Y015
 
 @_typing.final
 class SnapshotBatch(_message.Message):
-    """Records of the snapshot, of one topic, in key order."""
+    """Records of the snapshot, of one topic, in key order; those of a live result in its order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2146,7 +2184,9 @@ Global___UnsetPaths: _TypeAlias = UnsetPaths  # noqa: Y015
 
 @_typing.final
 class ChangeBatch(_message.Message):
-    """Changes of one topic, in the order of their sequences. Columns of equal length."""
+    """Changes of one topic, in the order of their sequences; those of a live result in the order of rule S11. Columns of equal
+    length.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2160,6 +2200,7 @@ class ChangeBatch(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     ATOMIC_FIELD_NUMBER: _builtins.int
     DELIVERY_COUNT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     bookmark: _builtins.str
@@ -2196,6 +2237,12 @@ class ChangeBatch(_message.Message):
         In BrowseDurable: the number of deliveries so far. Absent: 0 for all.
         """
 
+    @_builtins.property
+    def position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a live result: the place of each put in the new list, from 0; 0 for an `oof`. Take out the records of all `oof`s and
+        puts, then insert the puts in their order: they rise. Frames with `more` belong to the next one (rule S11).
+        """
+
     def __init__(
         self,
         *,
@@ -2209,10 +2256,11 @@ class ChangeBatch(_message.Message):
         more: _builtins.bool = ...,
         atomic: _builtins.bool = ...,
         delivery_count: _abc.Iterable[_builtins.int] | None = ...,
+        position: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "bookmark", b"bookmark", "delivery_count", b"delivery_count", "is_delta", b"is_delta", "more", b"more", "op", b"op", "reason", b"reason", "records", b"records", "topic", b"topic", "unset_paths", b"unset_paths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atomic", b"atomic", "bookmark", b"bookmark", "delivery_count", b"delivery_count", "is_delta", b"is_delta", "more", b"more", "op", b"op", "position", b"position", "reason", b"reason", "records", b"records", "topic", b"topic", "unset_paths", b"unset_paths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

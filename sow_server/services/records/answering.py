@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeVar
 from sow.v1 import sow_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import MICROS, MessageType, TopicSettings
+from sow_server.engine.values.model import MICROS
 from sow_server.filters.restriction import Restriction
 from sow_server.query.aggregating import aggregating
 from sow_server.query.filtering import callers_filter
@@ -32,8 +32,6 @@ from sow_server.services.wire.filter_values import filter_values
 
 T = TypeVar("T")
 
-RESULTS: Final = TopicSettings(message_type=MessageType.JSON)
-"""The settings that the records of an answer with groups would have."""
 SORT_PATIENCE_SECONDS: Final = 30.0
 """How long an ordered query waits for memory while nobody gives any back."""
 SORT_LOOK_SECONDS: Final = 0.1
@@ -108,7 +106,7 @@ class QueryAnswer:
         if not batch.keys:
             return b""
         response, query = sow_pb2.QueryResponse(), self.scan.query
-        settings = query.topic.settings if query.aggregating is None else RESULTS
+        settings = query.topic.settings if query.aggregating is None else convert.RESULTS
         convert.fill_columns(response.batch, origins, batch, settings)
         return response.SerializeToString()
 

@@ -54,6 +54,8 @@ _TOUCH_ONLY: Final = {only.value: only for only in TouchOnly}
 _RESTAMP_MODES: Final = {mode.value: mode for mode in RestampMode}
 
 
+RESULTS: Final = TopicSettings(message_type=MessageType.JSON)
+"""The settings that the records of an answer with groups would have."""
 PACKED_MIN: Final = 8
 """Records from which on it is cheaper to merge the bytes of their columns than to add the numbers."""
 EVERY_MICROS: Final = NEVER + 1

@@ -13,6 +13,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads
 from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.bookmarks import HELD_MAX, parse
+from sow_server.engine.values.model import TopicSettings
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
 from sow_server.services.wire import convert, settings_convert
@@ -152,13 +153,14 @@ def response(frame: Frame, reading: Reads, *, figures: bool = True) -> bytes:
                 fill_changes(message.changes, frame, reading)
                 frame.encoded = message.SerializeToString()
             return frame.encoded
-        case SnapshotBatch(topic, keys, payloads, headers, replaced):
+        case SnapshotBatch(topic, keys, payloads, headers, replaced, results):
             message.snapshot.topic = topic
             message.snapshot.after_key.extend([after.decode() for after, _ in replaced])
             message.snapshot.upto_key.extend([upto.decode() for _, upto in replaced])
             if keys:
                 batch = RecordBatch(list(keys), list(payloads), headers)
-                convert.fill_columns(message.snapshot.records, reading.origins.names, batch, reading.settings(topic))
+                settings = convert.RESULTS if results else reading.settings(topic)
+                convert.fill_columns(message.snapshot.records, reading.origins.names, batch, settings)
         case SnapshotBegin(sequence, now_micros, view, expires, is_held):
             message.snapshot_begin.bookmark = reading.instance.bookmark(sequence)
             message.snapshot_begin.as_of_micros = now_micros
@@ -208,6 +210,7 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Read
         return
     rows = frame.rows
     message.delivery_count.extend(frame.delivered)
+    message.position.extend(frame.positions)
     if isinstance(rows, RowColumns):
         # On the wire, a packed column of small numbers is their bytes.
         message.MergeFromString(convert.packed(_OP, rows.ops))
@@ -216,10 +219,13 @@ def fill_changes(message: sow_pb2.ChangeBatch, frame: ChangeFrame, reading: Read
         batch = RecordBatch(rows.keys, rows.payloads, rows.headers)
         convert.fill_columns(message.records, reading.origins.names, batch, reading.settings(message.topic))
         return
-    _fill_rows(message, rows, reading)
+    _fill_rows(message, rows, reading, convert.RESULTS if frame.results else None)
 
 
-def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: Reads) -> None:
+def _fill_rows(
+    message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: Reads, settings: TopicSettings | None = None
+) -> None:
+    """`settings`: those of the rows; None: of the topic."""
     # In columns at once: most frames have one row, and a comprehension for each column was most of their cost.
     ops, why, keys, payloads, version, published, expire_time, origin, sequence, delta, unset, *_ = zip(
         *rows, strict=True
@@ -236,4 +242,4 @@ def _fill_rows(message: sow_pb2.ChangeBatch, rows: Sequence[Row], reading: Reads
         array("q", version), array("q", published), array("q", expire_time), array("q", sequence), array("H", origin)
     )
     batch = RecordBatch(list(keys), list(payloads), headers)
-    convert.fill_columns(message.records, reading.origins.names, batch, reading.settings(message.topic))
+    convert.fill_columns(message.records, reading.origins.names, batch, settings or reading.settings(message.topic))

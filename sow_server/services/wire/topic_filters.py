@@ -103,6 +103,14 @@ class TopicFilters:
         whole = PlannedSnapshot(Scan(self._cuts, query), name, records_max=self._snapshot_max)
         return whole if held is None else held(whole, topic.name)
 
+    def filter(self, topic: Topic) -> RecordFilter | None:
+        """The filter for a topic; None: all records. Raises StoreError."""
+        return self._filter(topic, self._restriction(topic))
+
+    def name(self, topic: Topic) -> bytes:
+        """Names the part of a topic that the subscriber may see, and the fields that it asks for."""
+        return self._name(topic, self._restriction(topic))
+
     def permits(self, topic: Topic) -> bool:
         """True if the subscriber may see anything of a topic."""
         return self._part_of(topic) is not None

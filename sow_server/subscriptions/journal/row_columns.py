@@ -33,7 +33,7 @@ _REASONS: Final = bytes.maketrans(
 
 def gets_all(matcher: VersionMatcher, wants: Wants) -> bool:
     """True if a subscriber gets every change, with the whole record."""
-    return matcher.constant is True and not (wants.delta or wants.conflated)
+    return matcher.constant is True and not (wants.delta or wants.conflated or wants.with_due)
 
 
 def gets_matches(wants: Wants) -> bool:

@@ -49,7 +49,7 @@ def left(change: Change, wants: Wants, matcher: VersionMatcher) -> Row:
 
 def here(change: Change, wants: Wants, matcher: VersionMatcher, now_micros: int) -> Row | None:
     """The row of a record that matches."""
-    if not wants.changes and not wants.conflated and change.due(now_micros):
+    if not (wants.changes or wants.conflated or wants.with_due) and change.due(now_micros):
         return None
     if not wants.conflated:
         if wants.delta and not matcher.elsewhere:

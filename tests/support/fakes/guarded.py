@@ -37,10 +37,11 @@ from sow_server.services.door.guard import Handler, handler_of
 from sow_server.services.door.statuses import status
 from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
-from sow_server.services.followers import Followers
+from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
 from sow_server.services.links_service import LinksService
+from sow_server.services.live_queries import LiveQueries
 from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.reader_pieces import ReaderPieces
@@ -50,8 +51,9 @@ from sow_server.services.records.queries import Queries
 from sow_server.services.records.submissions import Submissions
 from sow_server.services.replication import Links
 from sow_server.services.snapshot_service import SnapshotService
-from sow_server.services.sow_service import PublishOptions, SowService, Subscribing
-from sow_server.services.wire import subscribe_convert
+from sow_server.services.sow_service import PublishOptions, SowService
+from sow_server.services.subscribe_service import SubscribeService
+from sow_server.services.wire import result_convert, subscribe_convert
 from sow_server.subscriptions.durable.consumer import Consumer
 from tests.support.oracles.access import write_access
 from tests.support.stores.parts import no_reader_processes, reading_of
@@ -96,7 +98,7 @@ class GuardedParts:
             now_micros=lambda: rig.time.wall_micros,
             elapsed=lambda: rig.time.elapsed_micros / 1e6,
         )
-        self.sow, parts = self._loop.run_until_complete(self._built())
+        self.sow, self.subscribe, parts = self._loop.run_until_complete(self._built())
         self.handlers: dict[str, Handler] = {
             method: handler_of(parts[described.containing_service.name], method)
             for method, described in METHODS.items()
@@ -114,8 +116,8 @@ class GuardedParts:
         write_access(folder, access)
         return load_access(folder / "auth.toml")
 
-    async def _built(self) -> tuple[SowService, dict[str, tuple[object, ...]]]:
-        """The service of records, and the parts of each service."""
+    async def _built(self) -> tuple[SowService, SubscribeService, dict[str, tuple[object, ...]]]:
+        """The services of records and of subscriptions, and the parts of each service."""
         store, clock, hub, consumers = self.rig.store, self.rig.clock, self.subscribers.hub, self.subscribers.consumers
         readers = self._readers
         links = cast(Links, _NoLinks())
@@ -123,13 +125,15 @@ class GuardedParts:
         changes = Submissions(store.reads, store.writes, links)
         processes = no_reader_processes(store, self.rig.path.parent / "none")
         followers = Followers(clock.now_micros)
+        queries = Queries(reading, readers, SortMemory(), processes)
+        subscribing = Subscribing(hub, consumers, followers, self.subscribers.results)
         sow = SowService(
             reading,
             store.writes,
-            Subscribing(hub, consumers, followers),
+            subscribing,
             changes,
             readers,
-            Queries(reading, readers, SortMemory(), processes),
+            queries,
             Positions(store.reads, store.writes, patience_seconds=0),
             PublishOptions(Durability.FSYNC),
         )
@@ -150,13 +154,14 @@ class GuardedParts:
         admission = Admission(store.reads, store.writes)
         loading = LoadJobs(store.reads, store.writes, admission, readers)
         loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
+        subscribe = SubscribeService(reading, subscribing, readers, LiveQueries(queries))
         parts: dict[str, tuple[object, ...]] = {
-            "SowService": (sow,),
+            "SowService": (sow, subscribe),
             "AdminService": admin,
             "SnapshotService": snapshot,
             "LoadService": (loads,),
         }
-        return sow, parts
+        return sow, subscribe, parts
 
     def __enter__(self) -> GuardedParts:
         return self
@@ -201,6 +206,10 @@ class GuardedParts:
     def follow(self, identity: str, request: sow_pb2.SubscribeRequest) -> Follower:
         """A subscription as the service makes it, which the test drives. Raises StoreError."""
         call = self.call(identity, "Subscribe")
+        if result_convert.is_asked(request):
+            result_convert.check_result(request)
+            listed = result_convert.asked_list(request, reading_of(self.rig.store), call.topic(request.topic))
+            return self.subscribers.follow(listed)
         asked = subscribe_convert.request(request, reading_of(self.rig.store), call.part_of)
         if request.topic:
             call.topic(request.topic)
@@ -218,7 +227,7 @@ class GuardedParts:
         asked = subscribe_convert.request(
             request, reading_of(self.rig.store), lambda topic: call.part_of(topic, Action.CONSUME)
         )
-        return await self.sow._attach(call, asked, attachment)
+        return await self.subscribe._attach(call, asked, attachment)
 
     async def _called(
         self, identity: str, method: str, requests: Sequence[Message]

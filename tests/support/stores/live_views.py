@@ -16,9 +16,10 @@ from sow.v1 import sow_pb2
 from sow_client import Change, Record, SowError, Unavailable
 from sow_client._live_view import LiveCore
 from sow_client.errors import error_of_reason
+from sow_server.access.caller import Granted
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
-from sow_server.services.wire import subscribe_convert
+from sow_server.services.wire import result_convert, subscribe_convert
 from tests.support.stores.parts import reading_of
 from tests.support.stores.stores import FakeTime, Rig
 from tests.support.stores.subscribers import Follower, Subscribers
@@ -40,6 +41,11 @@ class LiveServer:
     def subscribe(self, request: sow_pb2.SubscribeRequest) -> Follower:
         """A call. Raises StoreError."""
         given = sow_pb2.SubscribeRequest.FromString(request.SerializeToString())
+        if result_convert.is_asked(given):
+            result_convert.check_result(given)
+            granted = Granted(self.rig.topic(given.topic), self.restriction)
+            asked_list = result_convert.asked_list(given, reading_of(self.rig.store), granted)
+            return self.subscribers.follow(asked_list, batch_size=given.batch_size or 1000)
         asked = subscribe_convert.request(
             given, reading_of(self.rig.store), lambda topic: self.restriction, rights=self.rights
         )

@@ -42,6 +42,11 @@ from sow_server.subscriptions.frames import (
 )
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.request import FROM_NOW, PROGRESS_MICROS, Request, Start, StartKind, check
+from sow_server.subscriptions.results.difference import rows_of
+from sow_server.subscriptions.results.fed import Asked
+from sow_server.subscriptions.results.follower import LiveResult
+from sow_server.subscriptions.results.live_results import RESULT_BYTES_MAX, LiveResults
+from sow_server.subscriptions.stream import Machine
 from sow_server.subscriptions.subscription import Read, Send, Subscription
 from tests.support.stores.stores import Rig
 
@@ -56,6 +61,8 @@ NAMES: Final = {
     (ChangeOp.OOF, ChangeReason.EXPIRED): "oof expired",
     (ChangeOp.OOF, ChangeReason.MATCH): "oof match",
     (ChangeOp.OOF, ChangeReason.NOT_PERMITTED): "oof not permitted",
+    (ChangeOp.OOF, ChangeReason.WINDOW): "oof window",
+    (ChangeOp.OOF, ChangeReason.NONE): "oof",
     (ChangeOp.DELETE, ChangeReason.NOT_PERMITTED): "delete not permitted",
     (ChangeOp.DELETE, ChangeReason.NONE): "delete",
     (ChangeOp.EXPIRE, ChangeReason.NONE): "expire",
@@ -167,10 +174,59 @@ def request(
     return asked
 
 
+class Driven:
+    """Drives the machines of live results when it is told to."""
+
+    def __init__(self) -> None:
+        self._running: dict[Machine, tuple[Callable[[Frame], None], Callable[[StoreError], None]]] = {}
+
+    def __call__(
+        self, machine: Machine, hear: Callable[[Frame], None], ended: Callable[[StoreError], None]
+    ) -> Callable[[], None]:
+        self._running[machine] = hear, ended
+
+        def end() -> None:
+            if self._running.pop(machine, None) is not None:
+                machine.close()
+
+        return end
+
+    def run(self, *, steps_max: int = 10_000) -> None:
+        """Lets each make so many steps, at most, unless it waits before."""
+        waiting = set(self._running)
+        for machine, (hear, ended) in list(self._running.items()):
+            for _ in range(steps_max):
+                if machine not in self._running:
+                    break
+                try:
+                    step = machine.step()
+                except StoreError as error:
+                    del self._running[machine]
+                    machine.close()
+                    ended(error)
+                    break
+                match step:
+                    case Send(frame):
+                        hear(frame)
+                    case Read(run):
+                        machine.took(run())
+                    case _:
+                        break
+        if steps_max > 1 and not waiting.issuperset(self._running):  # one has begun another
+            self.run(steps_max=steps_max)
+
+
 class Subscribers:
     """Owns the hub of a rig's open store; make another one when the rig has been opened again."""
 
-    def __init__(self, rig: Rig, *, ticks: Callable[[], float] = time.perf_counter, **options: int) -> None:
+    def __init__(
+        self,
+        rig: Rig,
+        *,
+        ticks: Callable[[], float] = time.perf_counter,
+        result_bytes_max: int = RESULT_BYTES_MAX,
+        **options: int,
+    ) -> None:
         """`ticks`: seconds, by which slices of dispatching are measured."""
         self.rig = rig
         self.loop = Loop()
@@ -181,6 +237,14 @@ class Subscribers:
             options=HubOptions(**options),
             elapsed=lambda: rig.time.elapsed_micros,
             ticks=ticks,
+        )
+        self.driven = Driven()
+        self.results = LiveResults(
+            self.hub,
+            rig.store.reads,
+            self.driven,
+            elapsed=lambda: rig.time.elapsed_micros,
+            bytes_max=result_bytes_max,
         )
         self.consumers = Consumers(
             rig.store.reads,
@@ -316,10 +380,15 @@ class Subscribers:
         writer.sync_now()
 
     def settle(self) -> None:
-        """Everything is durable and dispatched."""
+        """Everything is durable and dispatched, and sources of live results have heard of it."""
         for _ in range(2):  # the loop may give the writer something to do
             self.sync()
             self.loop.run()
+        self.driven.run()
+
+    def follow(self, asked: Asked, *, progress: int = PROGRESS_MICROS, batch_size: int = 1000) -> ResultFollower:
+        """A follower of a live result. Raises StoreError."""
+        return ResultFollower(self, self.results.follow(asked, progress_micros=progress, batch_size=batch_size))
 
 
 class Follower:
@@ -329,7 +398,7 @@ class Follower:
         self.subscription: Subscription = subscribers.hub.subscribe(asked)
         self._begin(subscribers, self.subscription)
 
-    def _begin(self, subscribers: Subscribers, machine: Subscription | Consumer) -> None:
+    def _begin(self, subscribers: Subscribers, machine: Subscription | Consumer | LiveResult) -> None:
         self._subscribers = subscribers
         self._machine = machine
         self.frames: list[Frame] = []
@@ -400,6 +469,51 @@ class Follower:
     def kinds(self) -> list[str]:
         """The kinds of its frames, in order."""
         return [type(frame).__name__ for frame in self.frames]
+
+
+class ResultFollower(Follower):
+    """A follower of a live result. It applies what it is told, as the clients do."""
+
+    def __init__(self, subscribers: Subscribers, result: LiveResult) -> None:
+        self.result = result
+        self.rows: list[Row] = []
+        self.reasons: list[tuple[str, str]] = []
+        """Each key that has left, with the reason."""
+        self._together: list[tuple[Row, int]] = []
+        self._begin(subscribers, result)
+
+    def _hear(self, frame: Frame) -> None:
+        super()._hear(frame)
+        match frame:
+            case SnapshotBatch():
+                self.rows += rows_of(frame)
+            case ChangeFrame():
+                self._together += zip(frame.rows, frame.positions, strict=True)
+                if not frame.more:
+                    told, self._together = self._together, []
+                    self._apply(told)
+            case _:
+                pass
+
+    def _apply(self, told: list[tuple[Row, int]]) -> None:
+        ops = [row.op for row, _ in told]
+        assert ops == sorted(ops, reverse=True), "each oof comes before the puts"
+        concerned = {row.key for row, _ in told}
+        assert len(concerned) == len(told), "each record comes once"
+        rows = [row for row in self.rows if row.key not in concerned]
+        before = -1
+        for row, position in told:
+            if row.op is ChangeOp.PUT:
+                assert position > before, "positions rise"
+                before = position
+                rows.insert(position, row)
+            else:
+                self.reasons.append((row.key.decode(), row.reason.name.lower()))
+        self.rows = rows
+
+    def list(self) -> tuple[tuple[str, int], ...]:
+        """The keys and sequences of its list."""
+        return tuple([(row.key.decode(), row.sequence) for row in self.rows])
 
 
 class DurableFollower(Follower):

@@ -157,8 +157,12 @@ FOLLOWED: Final = [
     sow_pb2.SubscribeRequest(topic="orders", oof=True, conflation_micros=SECOND),
     sow_pb2.SubscribeRequest(topic="orders", oof=True, delta=True, conflation_micros=SECOND),
     sow_pb2.SubscribeRequest(topic="orders", oof=True, filter="/secret IS NOT NULL OR /price = 8"),
+    sow_pb2.SubscribeRequest(topic="orders", sow=True, order_by="/price DESC", top_n=2, skip_n=1),
+    sow_pb2.SubscribeRequest(topic="orders", sow=True, order_by="/secret DESC, /price", top_n=3, filter="/price < 9"),
     sow_pb2.SubscribeRequest(topic_pattern=".*", sow=True, oof=True, progress_micros=SECOND),
 ]
+
+COUNTS: Final = [{"name": "n", "expression": "COUNT(*)"}, {"name": "s", "expression": "COUNT(/secret)"}]
 
 Request = Callable[[World], Mapping[str, object]]
 
@@ -338,6 +342,14 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         *[orders(sow=True, snapshot_max=most) for most in (1, 2, 3, 4, 5, 6)],
         orders(sow=True, snapshot_max=2, filter="@key BEGINS WITH 'b'", batch_size=1),
         orders(snapshot_max=2),
+        *[
+            orders(sow=True, order_by=order, top_n=2, skip_n=1)
+            for order in ("/price DESC", "/secret", "/client/iban DESC")
+        ],
+        orders(sow=True, order_by="/secret", top_n=2),
+        *[orders(sow=True, group_by=[{"expression": path}], aggregate=COUNTS) for path in ("/region", "/secret")],
+        orders(sow=True, aggregate=COUNTS, having="/n > 1", order_by="/n", filter="/price < 9"),
+        orders(sow=True, order_by="/price", top_n=2, filter="/secret IS NULL", select={"include": ["/id"]}),
         orders(earliest=True),
         orders(earliest=True, oof=True, filter="/price < 5"),
         orders(earliest=True, changes=True, select={"exclude": ["/price"]}),

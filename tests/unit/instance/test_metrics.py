@@ -35,9 +35,11 @@ from sow_server.services.records.admission import Admission
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
+from sow_server.subscriptions.results.live_results import LiveResults
 from sow_server.timers import PeriodicJob
 from tests.support.stores.parts import figures_of, no_reader_processes
 from tests.support.stores.stores import SECOND, FakeTime
+from tests.support.stores.subscribers import Driven
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
 EXPIRING = TopicSettings(message_type=MessageType.BINARY, expiration=Expiration.ENABLED)
@@ -62,6 +64,7 @@ class Watched:
             lambda run: run(),
         )
         self.metrics.watch_subscriptions(self.hub)
+        self.metrics.watch_results(LiveResults(self.hub, self.store.reads, Driven()))
         self.consumers = Consumers(
             self.store.reads,
             self.store.writes,
