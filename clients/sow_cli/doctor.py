@@ -353,7 +353,7 @@ def judged_topics(topics: Sequence[Topic]) -> Iterator[Finding]:
 
 def _judged_topic(topic: Topic, names: set[str]) -> Iterator[Finding]:
     name, settings, figures = topic.name, topic.settings, topic.statistics
-    if settings.expiration == "disabled" and not name.startswith("_"):
+    if settings.expiration == "disabled" and not name.startswith("_") and not topic.is_view:
         yield Finding(
             "topics",
             "warning",

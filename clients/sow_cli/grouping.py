@@ -27,8 +27,6 @@ class Grouping:
     group_by: tuple[str, ...]
     aggregate: tuple[str, ...]
     having: str | None
-    plot: bool
-    """True: the results are drawn as bars."""
 
     @property
     def given(self) -> bool:
@@ -50,27 +48,20 @@ class Grouping:
 
 
 def grouping_options(command: Callable[..., object]) -> Callable[..., object]:
-    """The options of a query that groups; the command gets them as `grouping`."""
+    """The options of a command whose records may be grouped; it gets them as `grouping`."""
 
     def grouped(
         *values: object,
         group_by: tuple[str, ...],
         aggregate: tuple[str, ...],
         having: str | None,
-        plot: bool,
-        explain: bool,
-        output: Output,
         **others: object,
     ) -> object:
-        grouping = Grouping(group_by, aggregate, having, plot)
-        check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
-        arguments.refuse_together(("--plot", plot), ("--explain", explain))
-        return command(*values, grouping=grouping, explain=explain, output=output, **others)
+        return command(*values, grouping=Grouping(group_by, aggregate, having), **others)
 
     grouped.__name__, grouped.__doc__ = command.__name__, command.__doc__
     grouped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]  # click's own
     for option in (
-        plot_option,
         click.option(
             "--having",
             metavar="CONDITION",

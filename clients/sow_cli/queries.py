@@ -88,6 +88,7 @@ Examples:
 @click.option("--after", metavar="TOKEN", help="With --page: the page that this token continues with.")
 @projection_options
 @grouping_options
+@plot_option
 @click.option("--keys-only", is_flag=True, help="Omit the payloads; in raw each line is a key.")
 @click.option("--count", "count_only", is_flag=True, help="Only count, as `sow count`.")
 @click.option(
@@ -124,8 +125,11 @@ def query(
     with_plan: bool,
     min_position: str | None,
     grouping: Grouping,
+    plot: bool,
     output: Output,
 ) -> None:
+    check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
+    arguments.refuse_together(("--plot", plot), ("--explain", explain))
     named, include, leave_out = projected(select, exclude)
     for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
         arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
@@ -147,7 +151,9 @@ def query(
             return
         if grouping.given:
             grouped = partial(client.query, *selection, order_by=order, keys=wanted, skip_n=skip, top_n=top)
-            _show_groups(partial(grouped, min_position=min_position, with_plan=with_plan), grouping, output, limit)
+            _show_groups(
+                partial(grouped, min_position=min_position, with_plan=with_plan), grouping, output, limit, plot
+            )
             return
         if count_only and not (wanted or top or skip):
             _show_count(client, selection, min_position, output)
@@ -174,9 +180,11 @@ def query(
         _remark_on(result, batches, written, form, output)
 
 
-def _show_groups(ask: Callable[..., QueryResult], grouping: Grouping, output: Output, limit: int | None) -> None:
+def _show_groups(
+    ask: Callable[..., QueryResult], grouping: Grouping, output: Output, limit: int | None, plot: bool
+) -> None:
     with ask(**grouping.arguments) as result:
-        if grouping.plot:
+        if plot:
             plot_groups(result, grouping.group_by, limit)
         else:
             show_groups(result, output)
@@ -279,7 +287,7 @@ def count(
             )
             limit = TERMINAL_RECORDS_MAX if sys.stdout.isatty() else None
             try:
-                _show_groups(ask, Grouping(by, (COUNTED,), None, plot), output, limit)
+                _show_groups(ask, Grouping(by, (COUNTED,), None), output, limit, plot)
             except InvalidArgument as error:
                 if error.details.get("field") != "aggregate[0]":
                     raise
