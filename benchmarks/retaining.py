@@ -35,7 +35,7 @@ from sow_client import UNLIMITED, Client
 
 PERCENT: Final = "%"
 RATE_TARGET: Final = Target(100_000, PER_SECOND)
-QUERY_TARGET: Final = Target(0.6, f"{TIMES} the query stream")
+QUERY_TARGET: Final = Target(0.35, f"{TIMES} the query stream")
 FALL_TARGET: Final = Target(0.8, f"{TIMES} of without")
 DISTURBANCE_TARGET: Final = Target(3.0, f"{TIMES} idle", at_least=False)
 IDLE_TARGET: Final = Target(3.0, f"{PERCENT} of a core", at_least=False)
