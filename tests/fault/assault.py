@@ -8,6 +8,7 @@
      before.
 [5]  Each record that expires has one dead letter, in the commit of its expiry.
 [6]  A load is applied whole or not at all, and a committed one is finished.
+[7]  Views are what a query of their source says (rule V2), also where they were being built at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 from sow_client import Client, SowError
-from sow_server.engine.store import Store
+from sow_server.engine.store import Store, StoreOptions
+from sow_server.query.view_plans import view_plan
 from tests.fault.assault_loads import Acks, DurableLoad, LetterLoad, Load, MixedLoad, Reading, ReplacingLoad, StreamLoad
 from tests.fault.audit import Audit
 from tests.support.servers.power import Power
@@ -53,6 +55,12 @@ dead_letter_by_key = true
 [topics.letters]
 [topics.loaded]
 key = ["/id"]
+[views.sums]
+source = "kept"
+select = ["COUNT(*) AS records", "SUM(/n) AS total", "MAX(/n) AS most"]
+[views.mirror]
+source = "mixed"
+select = ["/n"]
 """
 INDEXES: Final[tuple[list[str], ...]] = ([], ["/n"], ["/pad", "/n"], ["/pad"])
 """The topics' indexed fields, which change from start to start, so that builds are killed, too."""
@@ -177,7 +185,7 @@ class Assault:
         self._drop()
 
     def _check_store(self) -> None:
-        store = Store.open(self.server.data)
+        store = Store.open(self.server.data, options=StoreOptions(plan_of=view_plan))
         try:
             self.audit.check(store)
         finally:
@@ -190,3 +198,16 @@ class Assault:
         with self.server.client() as client:
             for load in self.loads:
                 load.check(client)
+            until(lambda: _found(client, "sums") == _sums(client), 20, "sums of what is stored")
+            # A record leaves the view with its expiry, a moment behind its end.
+            until(lambda: _found(client, "mirror") == _found(client, "mixed", "/n"), 20, "the fields of all records")
+
+
+def _sums(client: Client) -> dict[str, object]:
+    aggregate = {"records": "COUNT(*)", "total": "SUM(/n)", "most": "MAX(/n)"}
+    (found,) = client.query("kept", aggregate=aggregate)
+    return {} if found.data["records"] == 0 else {"*": found.data}
+
+
+def _found(client: Client, topic: str, *select: str) -> dict[str, object]:
+    return {record.key: record.data for record in client.query(topic, select=select or None)}
