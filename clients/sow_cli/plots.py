@@ -116,7 +116,7 @@ def _figure(value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         shown = f"{value:,}"
         return shown if len(shown) <= FIGURE_WIDTH_MAX else f"{Decimal(value):.5e}"
-    return fit(_shown(value), FIGURE_WIDTH_MAX).rstrip()
+    return fit(display.safe(_shown(value)), FIGURE_WIDTH_MAX).rstrip()
 
 
 def _shown(value: object) -> str:

@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import methodcaller
 from typing import ClassVar, Final, Protocol
 
 import grpc
@@ -132,12 +133,16 @@ def _hold_all(give_up: float) -> None:
     held = _held[threading.get_ident()] = []
     left = [lock for locks in _locks for lock in locks()]
     while True:
-        waiting = [lock for lock in left if not lock.acquire(blocking=False)]
-        held += [lock for lock in left if lock not in waiting]
-        left = waiting
+        # All in C: a lock that was taken when Ctrl-C came, and is not among them yet, would be held for ever.
+        held.extend(filter(_TAKE, left))
+        taken = set(map(id, held))
+        left = [lock for lock in left if id(lock) not in taken]
         if not left or time.monotonic() >= give_up:
             return
         time.sleep(QUIET_SECONDS_MAX / 50)
+
+
+_TAKE: Final = methodcaller("acquire", False)
 
 
 def _let_go() -> None:

@@ -104,10 +104,11 @@ class Bar:
     negative: bool
 
 
-def bars(names: Sequence[Sequence[object]], numbers: Sequence[float | None]) -> tuple[Bar, ...]:
-    """The bars of groups, on one scale that has the zero. `numbers`: integers of any size, doubles, or None."""
-    # Fractions: a sum may have more digits than a double.
-    known = [None if number is None else Fraction(number) for number in numbers]
+def bars(names: Sequence[Sequence[object]], numbers: Sequence[object]) -> tuple[Bar, ...]:
+    """The bars of groups, on one scale that has the zero. `numbers`: integers of any size and doubles; what is none has
+    no bar."""
+    # Fractions: a sum may have more digits than a double. But that of a text such as "1e999999999" takes all memory.
+    known = [Fraction(one) if isinstance(one, (int, float)) and not isinstance(one, bool) else None for one in numbers]
     low = min((one for one in known if one is not None), default=Fraction(0))
     high = max((one for one in known if one is not None), default=Fraction(0))
     low, high = min(low, Fraction(0)), max(high, Fraction(0))

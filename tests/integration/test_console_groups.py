@@ -124,6 +124,8 @@ def test_no_groups_and_bad_expressions_are_no_dead_ends(server: ServerProcess, b
     assert "EXPRESSION_INVALID" in wrong
     assert "<pre>  /site +\n         ^</pre>" in wrong
     assert 'name="by" value="/site +"' in wrong
+    # It was two expressions, the second one a text, and the page ended with an error of its own.
+    assert "EXPRESSION_INVALID" in shown(server, browser, topic="trades", by="/id", total="/qty) AS a, MAX(/site")
     assert "Name a field to group by" in shown(server, browser, topic="trades")
     assert ">trades</a>" in shown(server, browser)
 

@@ -37,9 +37,9 @@ class Asked:
         return name
 
     @property
-    def aggregate(self) -> str:
+    def number(self) -> str:
         """The expression of the number of a group."""
-        return f"SUM({self.total}) AS {self.name}" if self.total else f"COUNT(*) AS {self.name}"
+        return f"SUM({self.total})" if self.total else "COUNT(*)"
 
     @property
     def order(self) -> str:
@@ -50,7 +50,7 @@ class Asked:
     def words(self) -> list[str]:
         """The command that does the same."""
         query = self.records
-        options = ["--group-by", self.by, "--aggregate", self.aggregate, "--order-by", self.order]
+        options = ["--group-by", self.by, "--aggregate", f"{self.number} AS {self.name}", "--order-by", self.order]
         options += ["--top", str(SHOWN), "--plot"]
         filters = [query.filter] if query.filter else []
         return ["query", *query.options, *options, *operands(query.topic, *filters)]
@@ -79,7 +79,7 @@ async def facts(view: View) -> Facts:
         query.filter or None,
         query.values,
         group_by=wanted.by,
-        aggregate=wanted.aggregate,
+        aggregate={wanted.name: wanted.number},  # by name: a field with commas in it is not several
         order_by=wanted.order,
         top_n=SHOWN,
     ) as result:

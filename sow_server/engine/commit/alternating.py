@@ -22,6 +22,7 @@ from sow_server.engine.commit.publishers import REMOVED, SEVERAL, AnsweredRun
 from sow_server.engine.commit.requests import Job, Slice
 from sow_server.engine.commit.stamps import own_stamps, stamp_of
 from sow_server.engine.disk.rocks import RECORDS
+from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.stored import (
     DELETE,
     EXPIRE_TIME,
@@ -111,6 +112,7 @@ class _Changes:
     """Puts and removals of one topic, in the columns of its journal: all but the removals that find no record."""
 
     __slots__ = (
+        "_chunk",
         "_draft",
         "_gone",
         "_kinds",
@@ -125,6 +127,7 @@ class _Changes:
     def __init__(self, draft: Draft, topic: Topic) -> None:
         self._draft = draft
         self._topic = topic
+        self._chunk: ChunkBuilder | None = None
         self._kinds = bytearray()
         self._store_keys: list[bytes] = []
         self._payloads: list[bytes] = []
@@ -132,7 +135,7 @@ class _Changes:
         self._told_heads: list[bytes] = []
         """Those of new records, and of removed ones as they were."""
         self._old_values: list[bytes | None] = []
-        """For topics whose followers or indexes need them."""
+        """For chunks and indexes that need them."""
         self._gone: dict[int, bytes] = {}
         """The stored values of removed records, by the place of the removal in the columns."""
 
@@ -143,7 +146,12 @@ class _Changes:
         records have changed something."""
         draft, topic, kinds = self._draft, self._topic, self._kinds
         heads, rows, old_heads, told_heads = draft.heads, draft.batch.puts[RECORDS], self._old_heads, self._told_heads
-        indexes, looks = topic.indexes.all, bool(topic.previous_wanted or topic.indexes.all)
+        if all(removals) and not any(map(heads.get, store_keys)):
+            return [False] * len(removals)  # a chunk of no changes must not begin
+        # Not what the topic says: subscribers come and go meanwhile, and a chunk has the old values of all or of none.
+        self._chunk = chunk = draft.chunk(topic)
+        indexes = topic.indexes.all
+        looks = bool(indexes) or (chunk is not None and chunk.previous_values is not None)
         start, now, pack = header_start(draft.origin), draft.now_bytes, HEADER_FAST.pack
         version, sequence = draft.next_version, draft.next_sequence
         changed: list[bool] = []
@@ -187,7 +195,7 @@ class _Changes:
         minted = range(draft.next_sequence, draft.next_sequence + count)
         keys, told = record_keys(self._store_keys), header_columns(self._told_heads)
         deletes = [kind == DELETE for kind in self._kinds]
-        if (chunk := draft.chunk(topic)) is not None:
+        if (chunk := self._chunk) is not None:
             chunk.add_columns(
                 self._kinds,
                 keys,

@@ -177,6 +177,8 @@ def test_a_chart_has_no_control_character_of_the_data(client: FakeClient) -> Non
     result = run(client, "query", "odd", "--group-by", "/a", "--aggregate", "COUNT(*) AS n", "--plot")
     assert "\x1b" not in result.stdout
     assert "\\x1b[2J\\u202e" in result.stdout
+    (line,) = drawn([Bar("a", "\x1b[2J\n")], 80)  # the greatest of texts, beside groups with numbers
+    assert line.split() == ["a", "\\x1b[2J\\n"]
 
 
 def test_the_name_of_the_count_is_taken_and_the_message_says_what_to_do(

@@ -29,7 +29,7 @@ def test_the_command_asks_for_the_same() -> None:
 
 
 def test_the_name_of_the_number_is_none_of_the_groups() -> None:
-    assert asked(by="/count").aggregate == "COUNT(*) AS count_"
+    assert asked(by="/count").name == "count_"
     assert asked(by="/sum, /sum_", total="/x").order == "/sum__ DESC"
 
 
@@ -44,6 +44,12 @@ def test_bars_have_one_scale_with_zero() -> None:
         (0.25, 0.0, False),
     ]
     assert charts.bars([], []) == ()
+
+
+def test_what_is_no_number_has_no_bar() -> None:
+    """A text of a record as a number: "1e999999999" took all memory, and "word" ended the page."""
+    drawn = charts.bars([("a",), ("b",), ("c",), ("d",)], ["1e999999999", "word", True, 2])
+    assert [(one.value, one.length) for one in drawn] == [("1e999999999", 0), ("word", 0), ("true", 0), ("2", 1)]
 
 
 def test_numbers_beyond_a_double_have_bars() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.commit.puts import PLAIN_RECORDS_MIN
 from sow_server.engine.disk.layout import publisher_key
 from sow_server.engine.disk.rocks import EXPIRY, INDEXES, META, RECORDS, TOMBSTONES
+from sow_server.engine.journal.builder import ChunkBuilder
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
@@ -399,3 +401,47 @@ def test_puts_and_removals_in_one_pass_have_the_effect_of_single_ones(
                 effects.append(alternately(rig, random.Random(seed), settings))
                 rig.close()
         assert effects[0] == effects[1], seed
+
+
+class _Meanwhile(list[bytes]):
+    """Payloads of a request. While a slice of them is staged, or the second one, something happens on another
+    thread."""
+
+    def __init__(self, payloads: Sequence[bytes], happens: Callable[[], None], *, staged: bool = False) -> None:
+        super().__init__(payloads)
+        self._happens = happens
+        self._staged = staged
+
+    def __getitem__(self, at: Any) -> Any:
+        found: Any = super().__getitem__(at)
+        if at == 1:
+            self._happens()
+        return _Meanwhile(found, self._happens, staged=True) if isinstance(at, slice) else found
+
+    def __iter__(self) -> Iterator[bytes]:
+        if self._staged:
+            self._happens()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("earlier", [False, True])
+def test_old_values_are_those_of_all_changes_or_of_none_whoever_comes_meanwhile(
+    rig: Rig, before: int, *, earlier: bool
+) -> None:
+    """S2: the chunk decides, not what the topic says in the middle of it. `earlier`: they come and go during an earlier
+    request in the same commit. Planted mistake: a subscriber that comes or goes ends all those of the topic."""
+    topic = rig.topic("books")
+    topic.followers = 1
+    topic.previous_wanted = before
+    chunks: list[ChunkBuilder] = []
+    rig.store.commits.follow(lambda commits, _: chunks.extend(chunk for one in commits for chunk in one.chunks))
+    request = changes(*[f"{'+-'[number % 2]}a{number // 3}" for number in range(MANY)], want_results=False)
+    first = Publish("books", [b"x", b"x"], ["b", "c"])
+    one = first if earlier else request
+    one.payloads = _Meanwhile(one.payloads, lambda: setattr(topic, "previous_wanted", 1 - before))
+    rig.run_together([first, request] if earlier else [request])
+    assert topic.previous_wanted == 1 - before
+    assert chunks
+    for chunk in chunks:
+        assert chunk.previous_values is None or len(chunk.previous_values) == len(chunk.keys)
