@@ -111,7 +111,7 @@ class AggregateSource(FedSource):
             return
         size = sum(map(len, run.keys)) + sum(map(len, run.payloads))
         if len(run.keys) > RESULTS_MAX or size > self._around.bytes_max:
-            self._fail(_too_large(self._around.bytes_max))
+            self._fail(too_large(self._around.bytes_max))
             return
         self._run, self._is_told = run, False
         self._change()
@@ -160,7 +160,8 @@ class AggregateSource(FedSource):
             self._end_run = None
 
 
-def _too_large(bytes_max: int) -> StoreError:
+def too_large(bytes_max: int) -> StoreError:
+    """The error of a result with too many groups, or of too many bytes."""
     return StoreError(
         Reason.RESULT_TOO_LARGE,
         f"group_by: a live result has at most {RESULTS_MAX} groups, and {bytes_max} bytes "

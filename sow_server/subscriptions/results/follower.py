@@ -108,7 +108,8 @@ class LiveResult:
     def _tell(self, told: Told, now_micros: int) -> bool:
         """Makes the frames of the difference to the newest result; False: there are none."""
         result = self.source.newest(now_micros)
-        assert result is not None, "one was told"
+        if result is None:
+            return False
         if result.number != self._number:
             self._frames += self.source.frames(told, self._number, result, self.position, self._batch_size)
         self._took(result)
@@ -117,7 +118,8 @@ class LiveResult:
         return bool(self._frames)
 
     def _took(self, result: Result) -> None:
-        self.told, self._number, self._end = result.told, result.number, result.sequence
+        self.told, self._number = result.told, result.number
+        self._end = max(self.position, result.sequence)  # the result that was told may be right at a later position
 
     def _progress(self, now_micros: int) -> Frame:
         late = self.source.late

@@ -113,13 +113,14 @@ class Source(ABC):
         return None if self._changed_at is None else self.end_of_interval(self._changed_at)
 
     def newest(self, now_micros: int) -> Result | None:
-        """The newest result; None: there is none yet."""
+        """The newest result; None: there is none yet, or rows of it have fallen due (rule J12) and the next one is not
+        known."""
         before = self.result
         if self._changed_at is None and before is not None and now_micros < self._due_from:
             return before
         shown = self._shown(now_micros)
         if shown is None:
-            return before
+            return before if now_micros < self._due_from else None
         due = 0 if self._changed_at is None else self.end_of_interval(self._changed_at)
         self._changed_at, self._due_from = None, shown.due_from
         if before is not None and list(before.told.items()) == list(shown.told.items()):
