@@ -14,10 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.model import MICROS
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.results.difference import Result, Told, snapshot_batches
 from sow_server.subscriptions.results.source import Source
 from sow_server.subscriptions.subscription import Send, Step, Wait
+
+LOOK_MICROS: Final = MICROS // 10
+"""An interval may be shorter, and a source wakes its followers."""
 
 
 class LiveResult:
@@ -79,7 +83,7 @@ class LiveResult:
         if self.told is None:
             result = self.source.newest(now)
             if result is None:
-                return self._wait(self.source.end_of_interval(now), now, reports=False)
+                return self._wait(self._later(now), now, reports=False)
             self._begin(result)
             return self._send(self._frames.popleft())
         due = self.source.due_at(self._number)
@@ -90,10 +94,14 @@ class LiveResult:
                     self._next_micros = self.source.end_of_interval(now)
                     return self._send(self._frames.popleft())
                 # The source is reading: it is asked again later, unless it wakes all before.
-                due = self.source.end_of_interval(now) if self.source.due_at(self._number) is not None else None
+                due = self._later(now) if self.source.due_at(self._number) is not None else None
         if self._elapsed() >= self._sent_at + self._progress_micros or (self._told_late and not self.source.late):
             return self._send(self._progress(now))
         return self._wait(due, now, reports=True)
+
+    def _later(self, now_micros: int) -> int:
+        """When to ask the source again for something that it does not know now."""
+        return max(self.source.end_of_interval(now_micros), now_micros + LOOK_MICROS)
 
     def _begin(self, result: Result) -> None:
         """The snapshot."""

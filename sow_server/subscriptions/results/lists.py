@@ -66,7 +66,7 @@ class ListSource(FedSource):
         self._kept_size = 0
         self._wants_reading = "first"
         """Why the records have to be read, once the subscription has begun; "": they need not."""
-        self._rest_until = 0
+        self._reads_from = 0
         """A window that is short is not read before: reading takes at most half of the time."""
         self._short = False
         """True from the time when the window was found short until the records are read anew."""
@@ -141,7 +141,7 @@ class ListSource(FedSource):
         """The best records were read."""
         took = self._around.elapsed() - reading.since_micros
         self._around.has_read(reading.why, took)
-        self._rest_until = self._around.elapsed() + took
+        self._reads_from = self._around.elapsed() + took
         self._absent = reading.snapshot.absent_fields
         complete = reading.snapshot.done and not reading.snapshot.truncated
         self._end_reading()
@@ -169,7 +169,7 @@ class ListSource(FedSource):
         found = self._window.shown(now_micros if acts else 0)
         if found is None:
             self._short = True
-            if self._around.elapsed() >= self._rest_until:
+            if self._around.elapsed() >= self._reads_from:
                 self._read_anew("short")
             return None
         self._losses, self._short = 0, False

@@ -13,7 +13,7 @@ from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 from sow_server.services.wire import result_convert
-from sow_server.subscriptions.frames import ChangeFrame, Progress, SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.frames import ChangeFrame, Progress, Row, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.results import fed, window
 from tests.support.stores.parts import reading_of
 from tests.support.stores.stores import SECOND, Rig
@@ -410,7 +410,7 @@ def test_a_list_that_may_not_be_read_anew_yet_is_behind(rig: Rig, small: Subscri
     """S12: reading takes at most half of the time."""
     follower = follow(small)
     (source,) = small.results.sources()
-    source._rest_until = rig.time.elapsed_micros + 10 * SECOND  # type: ignore[attr-defined]  # after a long reading
+    source._reads_from = rig.time.elapsed_micros + 10 * SECOND  # type: ignore[attr-defined]  # after a long reading
     emptied(rig, small)
     rig.time.tick(SECOND)
     follower.pump()
@@ -466,3 +466,32 @@ def test_a_reading_ends_where_its_records_fill_the_memory_of_the_list(
     rig.delete("orders", "k39")
     hear(follower, subscribers)
     assert hear(follower, subscribers) == ["k38", "k37", "k36"]
+
+
+@pytest.mark.parametrize(("lists", "part"), [(1, 0.1), (10, 0.5)])
+def test_lists_take_a_part_of_the_event_loop_whatever_their_conflation_is(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch, lists: int, part: float
+) -> None:
+    """results/source [4]: a list of 10,000 records took 12 ms for each change, as often as there were changes."""
+    shown, took = window.Window.shown, 0
+
+    def slow(self: window.Window, now_micros: int) -> list[Row] | None:
+        nonlocal took
+        took += SECOND // 100
+        rig.time.tick(SECOND // 100)
+        return shown(self, now_micros)
+
+    followers = [follow(subscribers, conflation_micros=1, top_n=number + 1) for number in range(lists)]
+    monkeypatch.setattr(window.Window, "shown", slow)
+    began = rig.time.elapsed_micros
+    for number in range(200):
+        put(rig, a=number)
+        subscribers.settle()
+        for follower in followers:
+            follower.pump()
+        rig.time.tick(SECOND // 100)
+    assert took <= part * (rig.time.elapsed_micros - began) + lists * SECOND // 100
+    assert took >= 10 * SECOND // 100
+    for follower in followers:
+        hear(follower, subscribers, 10 * SECOND)
+        assert follower.rows[0].payload == px(199)
