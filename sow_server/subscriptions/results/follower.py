@@ -20,7 +20,7 @@ from sow_server.subscriptions.results.difference import Result, Told, snapshot_b
 from sow_server.subscriptions.results.source import Source
 from sow_server.subscriptions.subscription import Send, Step, Wait
 
-LOOK_MICROS: Final = MICROS // 10
+LOOK_MICROS: Final = MICROS // 50
 """An interval may be shorter, and a source wakes its followers."""
 
 
@@ -33,17 +33,20 @@ class LiveResult:
         *,
         view: bytes,
         expires: bool,
+        least: int,
         progress_micros: int,
         batch_size: int,
         clock: GuardedClock,
         elapsed: Callable[[], int],
         closed: Callable[[LiveResult], None],
     ) -> None:
-        """`view`: names what it may see. `expires`: its topic acts on lifetimes."""
+        """`view`: names what it may see. `expires`: its topic acts on lifetimes. `least`: its
+        snapshot is right there at least."""
         self.source: Final = source
         self.wake: Callable[[], None] = _nothing
         self._view = view
         self._expires = expires
+        self._least = least
         self._progress_micros = progress_micros
         self._batch_size = batch_size
         self._clock = clock
@@ -82,7 +85,7 @@ class LiveResult:
         now = self._clock.now_micros()
         if self.told is None:
             result = self.source.newest(now)
-            if result is None:
+            if result is None or not self.source.is_right_at(result, self._least):
                 return self._wait(self._later(now), now, reports=False)
             self._begin(result)
             return self._send(self._frames.popleft())

@@ -156,6 +156,10 @@ class Source(ABC):
         self._rest(began)
         return self.result
 
+    def is_right_at(self, result: Result, sequence: int) -> bool:
+        """True if the newest result is known to be right at a position or behind it."""
+        return result.sequence >= sequence or (self._changed_at is None and not self.late and self.reached >= sequence)
+
     def _rest(self, began: int) -> None:
         """Work on the event loop has ended that began at this time [4]."""
         rest = (self._elapsed() - began) * max(REST, 2 * self._source_count())

@@ -495,3 +495,20 @@ def test_lists_take_a_part_of_the_event_loop_whatever_their_conflation_is(
     for follower in followers:
         hear(follower, subscribers, 10 * SECOND)
         assert follower.rows[0].payload == px(199)
+
+
+def test_who_asks_for_a_list_that_is_kept_finds_what_was_published_before(rig: Rig, subscribers: Subscribers) -> None:
+    """Its first follower found it, and another one was told the list of before."""
+    put(rig, a=1, b=2)
+    follow(subscribers)
+    rig.create_topic("other")
+    put(rig, c=3)
+    rig.put("other", "x", px(1))
+    subscribers.sync()  # it is on disk, and the list has not heard of it
+    late = follow_now(subscribers)
+    assert late.pump() == []
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    late.pump()
+    assert [key for key, _ in late.list()] == ["c", "b", "a"]
+    assert late.change_frames() == []
