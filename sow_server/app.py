@@ -408,6 +408,7 @@ def _services(
     reading = store.reads
     followers = Followers(reading.clock.now_micros)
     queries = Queries(reading, readers, parts.sorts, processes)
+    runs = LiveQueries(queries, parts.sorts, config.subscriptions.result_bytes_max)
     subscribing = Subscribing(hub, consumers, followers, parts.results, deliveries=tracing)
     sow = SowService(
         reading,
@@ -442,7 +443,7 @@ def _services(
         # The most used one first: gRPC asks each service in this order whether a method is its own.
         (
             sow_pb2.DESCRIPTOR.services_by_name["SowService"],
-            (sow, SubscribeService(reading, subscribing, readers, LiveQueries(queries))),
+            (sow, SubscribeService(reading, subscribing, readers, runs)),
         ),
         (load_pb2.DESCRIPTOR.services_by_name["LoadService"], (loads,)),
         (admin_pb2.DESCRIPTOR.services_by_name["AdminService"], admin),

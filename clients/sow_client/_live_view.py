@@ -132,7 +132,6 @@ class LiveCore(SubscriptionCore):
         self._overdue: set[str] = set()
         self._wanted: ViewFilter | None = None  # the next call is for this filter ([6])
         self._before: ViewFilter | None = None  # the filter whose records the map shows, until the snapshot is complete
-        self._changing = False  # from the wish for another filter until the view is current
         self.refused: SowError | None = None
         """Why the server refused the last change of the filter; None: it did not."""
 
@@ -184,7 +183,7 @@ class LiveCore(SubscriptionCore):
         """From the next call on it is a view of another filter ([6]). `settled` is set once that is current, or
         refused."""
         with self.lock:
-            self._wanted, self.refused, self.current, self._changing = wanted, None, False, True
+            self._wanted, self.refused, self.current = wanted, None, False
             self.settled.clear()
 
     def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
@@ -201,15 +200,11 @@ class LiveCore(SubscriptionCore):
     def _takes_back(self, error: SowError) -> bool:
         """True if the server has refused the filter, so that the one before holds again."""
         before = self._before
-        if before is None or self._wanted is not None or self._passes(error) or error.reason in RESYNC_REASONS:
+        if before is None or self._passes(error) or error.reason in RESYNC_REASONS | {"ACCESS_CHANGED"}:
             return False
         before.put_into(self._request)
         self._before, self.refused, self._snapshot = None, error, True
         return True
-
-    def _tell(self, interruption: SowError | None) -> None:
-        if not self._changing:  # else the call has ended on purpose
-            super()._tell(interruption)
 
     # ---- frames ----
 
@@ -260,7 +255,7 @@ class LiveCore(SubscriptionCore):
             return
         with self.lock:
             if self._wanted is None and self._before is None:
-                self.current, self._changing = True, False
+                self.current = True
                 self._due, self._overdue = None, set()
                 self.settled.set()
 
@@ -365,7 +360,8 @@ class LiveCore(SubscriptionCore):
         if self.current:
             self.current = False
             self.settled.clear()
-        if self._takes_back(error):
+        # For another filter the call has ended on purpose. That is no interruption, and costs no retry.
+        if self._wanted is not None or self._takes_back(error):
             return 0.0
         if self.stood and error.reason in GONE_REASONS | {"NO_JOURNAL"}:
             self._snapshot = True

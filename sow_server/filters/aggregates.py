@@ -27,7 +27,7 @@ from sow_server.filters.filter_errors import FilterError
 from sow_server.filters.parser import FUNCTIONS_MAX, LENGTH_BYTES_MAX, PATTERNS_MAX, TERMS_MAX, parse
 from sow_server.filters.predicate import Meta, Predicate, Rows
 from sow_server.filters.restriction import without
-from sow_server.filters.tree import LITERALS, Expression, FunctionCall, Like, Metadata, Path, replaces, walk
+from sow_server.filters.tree import LITERALS, Expression, Function, FunctionCall, Like, Metadata, Path, replaces, walk
 from sow_server.filters.values import texts_of
 
 GROUPS_BY_MAX: Final = 8
@@ -319,6 +319,15 @@ def _average(state: State) -> Scalar:
 def _extreme(state: State) -> Scalar:
     assert isinstance(state, Extreme), "it was made so"
     return state.value
+
+
+def reads_now(text: str, *, condition: bool = False) -> bool:
+    """True if the value of an expression may change without a change of any record. Raises FilterError."""
+    calls = AggregateCalls()
+    trees = [parse(text, (), "start" if condition else "value", calls)]
+    trees += [one.argument for one in calls.found if one.argument is not None]
+    nodes = [node for tree in trees for node in walk(tree)]
+    return any(isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS for node in nodes)
 
 
 def _check_counts(groups: Sequence[Named], items: Sequence[Named], having: str) -> None:

@@ -32,7 +32,7 @@ from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
 from sow_server.engine.values.views import ViewDefinition
 from sow_server.filters import FilterError, Meta, parse
-from sow_server.filters.aggregate_calls import LONG, AggregateCalls
+from sow_server.filters.aggregate_calls import LONG
 from sow_server.filters.aggregate_values import Count, Distinct, Extreme, Sum, Types, clean, clean_names
 from sow_server.filters.aggregates import (
     ALL,
@@ -42,11 +42,12 @@ from sow_server.filters.aggregates import (
     Scalar,
     aggregation,
     group_key,
+    reads_now,
     record_values,
     scalar_json,
 )
 from sow_server.filters.compiler import Compilation
-from sow_server.filters.tree import Expression, Function, FunctionCall, Path, walk
+from sow_server.filters.tree import Expression, Path, walk
 from sow_server.query.filtering import is_of_record
 from sow_server.query.sieve import metas_of
 
@@ -468,20 +469,15 @@ def _check_now(definition: ViewDefinition) -> None:
     """Raises StoreError for an expression whose value changes with time."""
     for name, texts in (("group_by", definition.group_by), ("select", definition.select)):
         for at, (_, text) in enumerate(texts):
-            calls = AggregateCalls()
-            tree = parse(text, (), "value", calls)
-            _check_tree(
-                f"view.{name}[{at}]", [tree, *[one.argument for one in calls.found if one.argument is not None]]
-            )
-    if definition.where:
-        _check_tree("view.where", [parse(definition.where)])
+            if reads_now(text):
+                raise _reads_now(f"view.{name}[{at}]")
+    if definition.where and reads_now(definition.where, condition=True):
+        raise _reads_now("view.where")
 
 
-def _check_tree(field_: str, trees: Sequence[Expression]) -> None:
-    for node in [node for tree in trees for node in walk(tree)]:
-        if isinstance(node, FunctionCall) and node.function is Function.NOW_MICROS:
-            message = "NOW_MICROS() changes without any change of a record, so a view cannot use it"
-            raise _refused(Reason.EXPRESSION_INVALID, field_, message)
+def _reads_now(field_: str) -> StoreError:
+    message = "NOW_MICROS() changes without any change of a record, so a view cannot use it"
+    return _refused(Reason.EXPRESSION_INVALID, field_, message)
 
 
 def _as_store_error(error: ExpressionError) -> StoreError:

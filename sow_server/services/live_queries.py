@@ -15,11 +15,13 @@ from sow_server.engine.doors import Reads
 from sow_server.engine.values.bookmarks import parse
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.filters.aggregates import reads_now
+from sow_server.query.sort_memory import SortMemory
 from sow_server.services.records.answering import query_of
 from sow_server.services.records.queries import Queries
 from sow_server.services.wire import result_convert
 from sow_server.subscriptions.live.groups import layout
-from sow_server.subscriptions.results.aggregates import RESULTS_MAX, AskedAggregates, BeginRun, Run
+from sow_server.subscriptions.results.aggregates import RESULTS_MAX, AskedAggregates, BeginRun, Run, too_large
 
 AGGREGATES_CONFLATION_MICROS: Final = MICROS
 
@@ -29,8 +31,11 @@ log = structlog.get_logger(__name__)
 class LiveQueries:
     """Owns the runs that are under way."""
 
-    def __init__(self, queries: Queries) -> None:
+    def __init__(self, queries: Queries, sorts: SortMemory, bytes_max: int) -> None:
+        """`sorts`: the memory that ordered queries share. `bytes_max`: of one result."""
+        self.sorts: Final = sorts
         self._queries = queries
+        self._bytes_max = bytes_max
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, granted: Granted, request: sow_pb2.QueryRequest) -> BeginRun:
@@ -55,7 +60,7 @@ class LiveQueries:
         return begin
 
     async def _answered(self, granted: Granted, request: sow_pb2.QueryRequest) -> Run:
-        sequence = 0
+        sequence = size = 0
         keys: list[bytes] = []
         payloads: list[bytes] = []
         absent: list[str] = []
@@ -68,6 +73,9 @@ class LiveQueries:
                     case "batch":
                         keys += [key.encode() for key in response.batch.key]
                         payloads += response.batch.payload
+                        size += sum(map(len, response.batch.key)) + sum(map(len, response.batch.payload))
+                        if size > self._bytes_max:  # not only at the end: it is held by nobody's leave
+                            raise too_large(self._bytes_max)
                     case _:
                         absent = list(response.footer.absent_fields)
         return Run(sequence, keys, payloads, absent)
@@ -92,9 +100,25 @@ def asked_aggregates(
     for name, value in message.parameters.items():
         query.parameters[name].CopyFrom(value)
     query_of(topic, query, restriction)  # refuses what cannot be asked
+    _check_now(message)
     fed = result_convert.feed(message, reading, granted)
     text = "" if fed.filter is None else fed.filter.text
     conflation = message.conflation_micros or AGGREGATES_CONFLATION_MICROS
     asked = query.SerializeToString(deterministic=True)
     shared = ("aggregates", topic.id, layout(topic), fed.name, text, asked, conflation)
     return AskedAggregates(shared, topic, fed.request, fed.name, conflation, runs.of(granted, query))
+
+
+def _check_now(message: sow_pb2.SubscribeRequest) -> None:
+    """Raises StoreError for an expression whose value changes with time: nobody would ask again."""
+    texts = [
+        (f"{name}[{at}]", one.expression)
+        for name, each in (("group_by", message.group_by), ("aggregate", message.aggregate))
+        for at, one in enumerate(each)
+    ]
+    found = [field for field, text in texts if reads_now(text)]
+    if message.having and reads_now(message.having, condition=True):
+        found.append("having")
+    for field in found:
+        told = f"{field}: NOW_MICROS() changes without any change of a record, so a live result cannot use it"
+        raise StoreError(Reason.EXPRESSION_INVALID, told, field=field)

@@ -94,7 +94,8 @@ class SubscribeService:
         if result_convert.groups(request):
             asked = await run(self._readers, asked_aggregates, request, self._reading, granted, self._runs)
         else:
-            asked = await run(self._readers, result_convert.asked_list, request, self._reading, granted)
+            sorts = self._runs.sorts
+            asked = await run(self._readers, result_convert.asked_list, request, self._reading, granted, sorts)
         progress = request.progress_micros or PROGRESS_MICROS
         return self._results.follow(asked, progress_micros=progress, batch_size=request.batch_size or 1000)
 

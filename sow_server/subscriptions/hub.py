@@ -99,6 +99,10 @@ class Hub:
             raise
         return subscription
 
+    def last_change(self, topic: Topic) -> int:
+        """The position of the last change of a topic, as far as it is on disk."""
+        return min(self._commits.synced_sequence, topic.statistics.last_sequence)
+
     def admit(self, also: int = 0) -> None:
         """Raises StoreError if there may be no other subscription. `also`: the number of those that are not of this
         hub."""

@@ -42,6 +42,8 @@ async def stream(
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] | None = None
     reading: Future[Any] | None = None
+    found: asyncio.Future[Any] | None = None
+    """The same on the event loop."""
     timer: asyncio.TimerHandle | None = None
     rings_micros = 0
     """When the timer rings. It may be early: most waits end with a change, and each would need another timer."""
@@ -64,7 +66,8 @@ async def stream(
                 yield step.frame
             elif isinstance(step, Read):
                 reading = readers.submit(step.run)
-                machine.took(await asyncio.shield(asyncio.wrap_future(reading)))
+                found = asyncio.wrap_future(reading)
+                machine.took(await asyncio.shield(found))
             else:
                 # Nothing else ran on this thread since `step`, so no wake-up is missed.
                 woken = loop.create_future()
@@ -81,7 +84,9 @@ async def stream(
         if reading is None or reading.done() or reading.cancel():
             machine.close()
         else:
-            # A cursor must not be closed while a reader uses it. An error of the read has been told, or nobody listens.
+            # A cursor must not be closed while a reader uses it. Nobody listens to an error of the read.
+            assert found is not None, "it is waited for"
+            found.add_done_callback(_ignore_error)
             reading.add_done_callback(lambda done: loop.call_soon_threadsafe(machine.close))
 
 
@@ -120,3 +125,8 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(over)
         return task.cancel
+
+
+def _ignore_error(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled():
+        done.exception()  # else it would be logged as one that nobody has looked at

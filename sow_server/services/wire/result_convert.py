@@ -11,16 +11,18 @@ from sow_server.engine.doors import Reads
 from sow_server.engine.formats.payloads import Projection
 from sow_server.engine.stored import header
 from sow_server.engine.values.model import MICROS
+from sow_server.engine.values.turns import CALLER
 from sow_server.query.filtering import RecordFilter
 from sow_server.query.ordering import Order, callers_order
 from sow_server.query.projection import projection
 from sow_server.query.scan import Query, Scan
+from sow_server.query.sort_memory import SortMemory
 from sow_server.services.wire import convert
 from sow_server.services.wire.filter_values import filter_values
 from sow_server.services.wire.topic_filters import AskedView, PlannedSnapshot, TopicFilters
 from sow_server.subscriptions.frames import ChangeReason, Row
 from sow_server.subscriptions.live.groups import layout
-from sow_server.subscriptions.request import PROGRESS_MICROS, Request, Snapshot, check
+from sow_server.subscriptions.request import PROGRESS_MICROS, Request, check
 from sow_server.subscriptions.results.lists import AskedList
 from sow_server.subscriptions.results.window import Place
 
@@ -108,16 +110,18 @@ def feed(message: sow_pb2.SubscribeRequest, reading: Reads, granted: Granted) ->
     return Feed(request, named.name(topic), filters.filter(topic), view.projection)
 
 
-def asked_list(message: sow_pb2.SubscribeRequest, reading: Reads, granted: Granted) -> AskedList:
-    """The list of a request that `check_result` has passed. Parsing and compiling may take milliseconds. Raises
-    StoreError."""
+def asked_list(
+    message: sow_pb2.SubscribeRequest, reading: Reads, granted: Granted, sorts: SortMemory | None = None
+) -> AskedList:
+    """The list of a request that `check_result` has passed. `sorts`: the memory that ordered queries share, in which
+    its readings sort, too (rule Q2). Parsing and compiling may take milliseconds. Raises StoreError."""
     topic, restriction = granted
     order = callers_order(topic, message.order_by, restriction.hidden)
     assert order is not None, "it was checked"
     fed = feed(message, reading, granted)
     shown = projection(topic, message.select.include, message.select.exclude, restriction.hidden)
 
-    def best(count: int) -> Snapshot:
+    def best(count: int) -> PlannedSnapshot:
         query = Query(
             topic,
             filter=fed.filter,
@@ -126,7 +130,7 @@ def asked_list(message: sow_pb2.SubscribeRequest, reading: Reads, granted: Grant
             batch_size=READ_RECORDS,
             top_n=count + 1,  # one more tells whether there are more
         )
-        return PlannedSnapshot(Scan(reading.cuts, query), fed.name, records_max=count)
+        return PlannedSnapshot(Scan(reading.cuts, query, sorts, CALLER.get()), fed.name, records_max=count)
 
     def show(row: Row) -> Row:
         payload = row.payload if shown is None else topic.format.project(row.payload, shown)

@@ -182,6 +182,16 @@ class PlannedSnapshot:
         return SnapshotBatch(self._scan.query.topic.name, batch.keys, batch.payloads, batch.headers)
 
     @property
+    def waits(self) -> bool:
+        """True while others hold the memory that it needs to sort in (rule Q2). To be asked again now and then: it has
+        memory taken back from those who do not read."""
+        share = self._scan.waits_for
+        if share is None or share.when_ready(_nothing):
+            return False
+        share.memory.take_back()
+        return True
+
+    @property
     def absent_fields(self) -> Sequence[str]:
         """The fields of the filter and the projection that no record has (rule Q10). Known once it is done."""
         return self._scan.absent_fields
@@ -194,3 +204,7 @@ class PlannedSnapshot:
 def _first(batch: RecordBatch, count: int) -> RecordBatch:
     headers = HeaderColumns(*[column[:count] for column in batch.headers])
     return RecordBatch(batch.keys[:count], None if batch.payloads is None else batch.payloads[:count], headers)
+
+
+def _nothing() -> None:
+    pass

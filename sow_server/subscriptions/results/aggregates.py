@@ -65,7 +65,7 @@ class AggregateSource(FedSource):
         self._because = "first"
         """Why the next run begins."""
         self._began_micros = 0
-        self._rest_until = 0
+        self._asks_from = 0
         self._changed_upto = 0
         """The sequence of the last change that was heard of."""
         super().__init__(asked, around)
@@ -91,7 +91,7 @@ class AggregateSource(FedSource):
 
     def _ask(self) -> None:
         """Begins a run, unless it is too early [2]."""
-        if self._end_run is None and self._around.elapsed() >= self._rest_until:
+        if self._end_run is None and self._around.elapsed() >= self._asks_from:
             why, self._because = self._because, "changed"
             self._began_micros = self._around.elapsed()
             self._end_run = self._begin(lambda run: self._ran(run, why))
@@ -101,17 +101,17 @@ class AggregateSource(FedSource):
         self._end_run = None
         now = self._around.elapsed()
         took = now - self._began_micros
-        self._rest_until = now + REST * took
+        self._asks_from = now + REST * took
         self._around.has_read(why, took)
         if isinstance(run, StoreError):
             if run.reason in PASSING:
-                self._because, self._rest_until = why, max(self._rest_until, now + MICROS)
+                self._because, self._asks_from = why, max(self._asks_from, now + MICROS)
             else:
                 self._fail(run)
             return
         size = sum(map(len, run.keys)) + sum(map(len, run.payloads))
         if len(run.keys) > RESULTS_MAX or size > self._around.bytes_max:
-            self._fail(_too_large(self._around.bytes_max))
+            self._fail(too_large(self._around.bytes_max))
             return
         self._run, self._is_told = run, False
         self._change()
@@ -160,7 +160,8 @@ class AggregateSource(FedSource):
             self._end_run = None
 
 
-def _too_large(bytes_max: int) -> StoreError:
+def too_large(bytes_max: int) -> StoreError:
+    """The error of a result with too many groups, or of too many bytes."""
     return StoreError(
         Reason.RESULT_TOO_LARGE,
         f"group_by: a live result has at most {RESULTS_MAX} groups, and {bytes_max} bytes "

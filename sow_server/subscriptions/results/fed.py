@@ -60,6 +60,8 @@ class Surroundings:
     """The store's clock."""
     elapsed: Callable[[], int]
     """Microseconds of a clock that nobody sets."""
+    sources: Callable[[], int]
+    """The number of all sources."""
     bytes_max: int
     """Memory of one result."""
     has_read: Callable[[str, int], None]
@@ -71,7 +73,7 @@ class FedSource(Source):
 
     def __init__(self, asked: Asked, around: Surroundings) -> None:
         """Raises StoreError."""
-        super().__init__(asked.topic.name, asked.conflation_micros, around.now_micros)
+        super().__init__(asked.topic.name, asked.conflation_micros, around.now_micros, around.elapsed, around.sources)
         self._asked_for = asked
         self._around = around
         self._layout = layout(asked.topic)

@@ -14,10 +14,14 @@ from collections.abc import Callable
 from typing import Final
 
 from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.model import MICROS
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.results.difference import Result, Told, snapshot_batches
 from sow_server.subscriptions.results.source import Source
 from sow_server.subscriptions.subscription import Send, Step, Wait
+
+LOOK_MICROS: Final = MICROS // 50
+"""An interval may be shorter, and a source wakes its followers."""
 
 
 class LiveResult:
@@ -29,17 +33,20 @@ class LiveResult:
         *,
         view: bytes,
         expires: bool,
+        least: int,
         progress_micros: int,
         batch_size: int,
         clock: GuardedClock,
         elapsed: Callable[[], int],
         closed: Callable[[LiveResult], None],
     ) -> None:
-        """`view`: names what it may see. `expires`: its topic acts on lifetimes."""
+        """`view`: names what it may see. `expires`: its topic acts on lifetimes. `least`: its
+        snapshot is right there at least."""
         self.source: Final = source
         self.wake: Callable[[], None] = _nothing
         self._view = view
         self._expires = expires
+        self._least = least
         self._progress_micros = progress_micros
         self._batch_size = batch_size
         self._clock = clock
@@ -78,8 +85,8 @@ class LiveResult:
         now = self._clock.now_micros()
         if self.told is None:
             result = self.source.newest(now)
-            if result is None:
-                return self._wait(self.source.end_of_interval(now), now, reports=False)
+            if result is None or not self.source.is_right_at(result, self._least):
+                return self._wait(self._later(now), now, reports=False)
             self._begin(result)
             return self._send(self._frames.popleft())
         due = self.source.due_at(self._number)
@@ -90,10 +97,14 @@ class LiveResult:
                     self._next_micros = self.source.end_of_interval(now)
                     return self._send(self._frames.popleft())
                 # The source is reading: it is asked again later, unless it wakes all before.
-                due = self.source.end_of_interval(now) if self.source.due_at(self._number) is not None else None
+                due = self._later(now) if self.source.due_at(self._number) is not None else None
         if self._elapsed() >= self._sent_at + self._progress_micros or (self._told_late and not self.source.late):
             return self._send(self._progress(now))
         return self._wait(due, now, reports=True)
+
+    def _later(self, now_micros: int) -> int:
+        """When to ask the source again for something that it does not know now."""
+        return max(self.source.end_of_interval(now_micros), now_micros + LOOK_MICROS)
 
     def _begin(self, result: Result) -> None:
         """The snapshot."""
@@ -108,7 +119,8 @@ class LiveResult:
     def _tell(self, told: Told, now_micros: int) -> bool:
         """Makes the frames of the difference to the newest result; False: there are none."""
         result = self.source.newest(now_micros)
-        assert result is not None, "one was told"
+        if result is None:
+            return False
         if result.number != self._number:
             self._frames += self.source.frames(told, self._number, result, self.position, self._batch_size)
         self._took(result)
@@ -117,7 +129,8 @@ class LiveResult:
         return bool(self._frames)
 
     def _took(self, result: Result) -> None:
-        self.told, self._number, self._end = result.told, result.number, result.sequence
+        self.told, self._number = result.told, result.number
+        self._end = max(self.position, result.sequence)  # the result that was told may be right at a later position
 
     def _progress(self, now_micros: int) -> Frame:
         late = self.source.late

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import NEVER
+from sow_server.engine.values.model import MICROS, NEVER
 from sow_server.subscriptions.frames import ChangeOp, ChangeReason, Row
 from sow_server.subscriptions.request import Snapshot
 from sow_server.subscriptions.results.difference import rows_of
@@ -25,12 +25,23 @@ from sow_server.subscriptions.results.source import Shown
 from sow_server.subscriptions.results.window import Place, Window
 from sow_server.subscriptions.subscription import Read, Send, Wait, reached
 
+WAIT_MICROS: Final = MICROS // 10
+"""After how long a reading looks again for memory to sort in."""
+
+
+class BestRecords(Snapshot, Protocol):
+    """The first records in order, as of one cut."""
+
+    @property
+    def waits(self) -> bool:
+        """True while others hold the memory that it needs to sort in (rule Q2). To be asked again now and then."""
+
 
 @dataclass(frozen=True, slots=True)
 class AskedList(Asked):
     """A list as a subscriber asks for it."""
 
-    best: Callable[[int], Snapshot]
+    best: Callable[[int], BestRecords]
     """Begins to read so many of the first records in order. On the event loop."""
     place: Callable[[Row], Place]
     show: Callable[[Row], Row]
@@ -55,8 +66,10 @@ class ListSource(FedSource):
         self._kept_size = 0
         self._wants_reading = "first"
         """Why the records have to be read, once the subscription has begun; "": they need not."""
-        self._rest_until = 0
+        self._reads_from = 0
         """A window that is short is not read before: reading takes at most half of the time."""
+        self._short = False
+        """True from the time when the window was found short until the records are read anew."""
         self._gap = False
         """True if changes were missed since the newest result [3]."""
         self._reasons: dict[bytes, ChangeReason] = {}
@@ -120,16 +133,17 @@ class ListSource(FedSource):
             return
         self._upto = snapshot.begin.sequence
         self._window.begin()
-        self._reading = _Reading(snapshot, self._asked.place, self._window, self._around.elapsed(), why, self._read)
+        self._short = False
+        self._reading = _Reading(snapshot, self._asked.place, self._window, self._around.elapsed, why, self._read)
         self._end_reading = self._around.drive(self._reading, _ignore, self._fail)
 
     def _read(self, reading: _Reading) -> None:
         """The best records were read."""
         took = self._around.elapsed() - reading.since_micros
         self._around.has_read(reading.why, took)
-        self._rest_until = self._around.elapsed() + took
+        self._reads_from = self._around.elapsed() + took
         self._absent = reading.snapshot.absent_fields
-        complete = not reading.snapshot.truncated
+        complete = reading.snapshot.done and not reading.snapshot.truncated
         self._end_reading()
         self._reading = None
         kept, self._kept, self._kept_size = self._kept, {}, 0
@@ -154,10 +168,11 @@ class ListSource(FedSource):
         acts = self._asked.topic.acts
         found = self._window.shown(now_micros if acts else 0)
         if found is None:
-            if self._around.elapsed() >= self._rest_until:
+            self._short = True
+            if self._around.elapsed() >= self._reads_from:
                 self._read_anew("short")
             return None
-        self._losses = 0
+        self._losses, self._short = 0, False
         before, show = self._shown_rows, self._asked.show
         rows: dict[bytes, Row] = {}
         for row in found:
@@ -182,7 +197,7 @@ class ListSource(FedSource):
 
     @property
     def late(self) -> bool:
-        return self._reading is not None or not self._begun or self._feed.behind
+        return self._reading is not None or self._short or not self._begun or self._feed.behind
 
     @property
     def size(self) -> int:
@@ -198,25 +213,29 @@ class _Reading:
 
     def __init__(
         self,
-        snapshot: Snapshot,
+        snapshot: BestRecords,
         place: Callable[[Row], Place],
         window: Window,
-        since_micros: int,
+        elapsed: Callable[[], int],
         why: str,
         done: Callable[[_Reading], None],
     ) -> None:
         """`done`: called once all were read."""
         self.snapshot: Final = snapshot
-        self.since_micros: Final = since_micros
+        self.since_micros: Final = elapsed()
         self.why: Final = why
         self.wake: Callable[[], None] = _nothing
         self._place = place
         self._window = window
+        self._elapsed = elapsed
         self._done = done
+        self._is_over = False
 
     def step(self) -> Send | Read | Wait:
         """The next step. `done` ends it."""
-        return Wait(0) if self.snapshot.done else Read(self._read)
+        if self._is_over:
+            return Wait(0)
+        return Wait(self._elapsed() + WAIT_MICROS) if self.snapshot.waits else Read(self._read)
 
     def _read(self) -> list[tuple[Place, Row]]:
         batch = self.snapshot.read()
@@ -224,8 +243,9 @@ class _Reading:
 
     def took(self, found: list[tuple[Place, Row]]) -> None:
         """Takes the result of a `Read`."""
-        self._window.load(found)
-        if self.snapshot.done:
+        full = self._window.load(found)
+        if full or self.snapshot.done:
+            self._is_over = True
             self._done(self)
 
     def close(self) -> None:

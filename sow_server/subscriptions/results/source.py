@@ -4,6 +4,8 @@
 [2]  A result is made when a follower asks for it, at most once for a change. So nobody works for a list that nobody
      reads.
 [3]  The frames from one result to the newest are made once, for all followers that were told the same.
+[4]  Results and frames are made on the event loop, in a time that grows with the rows. So a source rests after it: a
+     short `conflation`, long lists and many of them make results late, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from sow_server.engine.values.model import NEVER
 from sow_server.subscriptions.frames import ChangeFrame, ChangeReason, Row
 from sow_server.subscriptions.results.difference import Result, Told, change_frames, difference
 
+REST: Final = 9
+"""The event loop rests from making results so many times as long as it took: those of one source take a tenth of its
+time at most, and those of all take half."""
 LEFT_SPARE: Final = 1_000
 """Records that have left are remembered up to a few results' worth, and so many more. Then those are forgotten that no
 follower has."""
@@ -51,11 +56,23 @@ class Source(ABC):
     gives_results = False
     """True if the rows are results of groups."""
 
-    def __init__(self, topic: str, interval_micros: int, now_micros: Callable[[], int]) -> None:
-        """`interval_micros`: the followers are told at most once in it. `now_micros`: the store's clock."""
+    def __init__(
+        self,
+        topic: str,
+        interval_micros: int,
+        now_micros: Callable[[], int],
+        elapsed: Callable[[], int],
+        sources: Callable[[], int],
+    ) -> None:
+        """`interval_micros`: the followers are told at most once in it. `now_micros`: the store's clock. `elapsed`:
+        microseconds of a clock that nobody sets. `sources`: the number of all."""
         self.topic: Final = topic
         self._interval: Final = interval_micros
         self._now_micros: Final = now_micros
+        self._elapsed: Final = elapsed
+        self._source_count: Final = sources
+        self._rest_until = 0
+        """No other result is made before [4]."""
         self.result: Result | None = None
         self.error: StoreError | None = None
         """The error with which it has ended."""
@@ -110,21 +127,24 @@ class Source(ABC):
         """When something new may be told to one that was told the result of a number; None: there is nothing."""
         if self.result is not None and self.result.number != number:
             return self._due
-        return None if self._changed_at is None else self.end_of_interval(self._changed_at)
+        return None if self._changed_at is None else max(self.end_of_interval(self._changed_at), self._rest_until)
 
     def newest(self, now_micros: int) -> Result | None:
-        """The newest result; None: there is none yet."""
+        """The newest result; None: there is none yet, or rows of it have fallen due (rule J12) and the next one is not
+        known."""
         before = self.result
         if self._changed_at is None and before is not None and now_micros < self._due_from:
             return before
-        shown = self._shown(now_micros)
+        began = self._elapsed()
+        shown = None if before is not None and now_micros < self._rest_until else self._shown(now_micros)
         if shown is None:
-            return before
+            return before if now_micros < self._due_from else None
         due = 0 if self._changed_at is None else self.end_of_interval(self._changed_at)
         self._changed_at, self._due_from = None, shown.due_from
         if before is not None and list(before.told.items()) == list(shown.told.items()):
             self.result = replace(before, sequence=shown.sequence, now_micros=now_micros)
             self._told_why()
+            self._rest(began)
             return self.result
         number = 1 if before is None else before.number + 1
         self.result = Result(number, shown.sequence, now_micros, shown.rows, shown.told, shown.absent_fields)
@@ -133,7 +153,17 @@ class Source(ABC):
         if before is not None:
             self._remember(before, self.result, now_micros)
         self._told_why()
+        self._rest(began)
         return self.result
+
+    def is_right_at(self, result: Result, sequence: int) -> bool:
+        """True if the newest result is known to be right at a position or behind it."""
+        return result.sequence >= sequence or (self._changed_at is None and not self.late and self.reached >= sequence)
+
+    def _rest(self, began: int) -> None:
+        """Work on the event loop has ended that began at this time [4]."""
+        rest = (self._elapsed() - began) * max(REST, 2 * self._source_count())
+        self._rest_until = max(self._rest_until, self._now_micros()) + rest
 
     def _remember(self, before: Result, result: Result, now_micros: int) -> None:
         """Keeps the reasons of the records that have left."""
@@ -148,6 +178,7 @@ class Source(ABC):
         """The frames that lead from the result of a number, which was `told` at the position `after`, to the newest."""
         known = self._frames.get((number, batch_size))
         if known is None:
+            began = self._elapsed()
             found = difference(told, result, self._why)
             known = change_frames(
                 self.topic,
@@ -158,6 +189,7 @@ class Source(ABC):
                 results=self.gives_results,
             )
             self._frames[number, batch_size] = known
+            self._rest(began)
         return known
 
     def _why(self, key: bytes) -> ChangeReason:

@@ -74,13 +74,14 @@ class Window:
         self.size = 0
         self.changed = True
 
-    def load(self, found: Iterable[tuple[Place, Row]]) -> None:
-        """The next records that were read, in order."""
+    def load(self, found: Iterable[tuple[Place, Row]]) -> bool:
+        """The next records that were read, in order. True: they fill the memory, and the rest need not be read."""
         for place, row in found:
             self._places.append(place)
             self._keys.append(row.key)
             self._held[row.key] = _Held(place, row)
             self.size += row.size
+        return self.size > self._bytes_max
 
     def loaded(self, *, complete: bool) -> None:
         """All were read. `complete`: there are no more. Raises StoreError RESULT_TOO_LARGE."""

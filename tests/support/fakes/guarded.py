@@ -55,6 +55,7 @@ from sow_server.services.sow_service import PublishOptions, SowService
 from sow_server.services.subscribe_service import SubscribeService
 from sow_server.services.wire import result_convert, subscribe_convert
 from sow_server.subscriptions.durable.consumer import Consumer
+from sow_server.subscriptions.results.live_results import RESULT_BYTES_MAX
 from tests.support.oracles.access import write_access
 from tests.support.stores.parts import no_reader_processes, reading_of
 from tests.support.stores.stores import Rig
@@ -154,7 +155,9 @@ class GuardedParts:
         admission = Admission(store.reads, store.writes)
         loading = LoadJobs(store.reads, store.writes, admission, readers)
         loads = LoadService(store.writes, loading, readers, store.limits, dynamic_topics=False)
-        subscribe = SubscribeService(reading, subscribing, readers, LiveQueries(queries))
+        subscribe = SubscribeService(
+            reading, subscribing, readers, LiveQueries(queries, SortMemory(), RESULT_BYTES_MAX)
+        )
         parts: dict[str, tuple[object, ...]] = {
             "SowService": (sow, subscribe),
             "AdminService": admin,

@@ -65,7 +65,16 @@ class LiveServer:
 class Viewer:
     """Owns a live view, its calls, and everything that it told."""
 
-    def __init__(self, time: FakeTime | None = None, text: str = "", *, batch_size: int = 7, progress: int = 0) -> None:
+    def __init__(
+        self,
+        time: FakeTime | None = None,
+        text: str = "",
+        *,
+        batch_size: int = 7,
+        progress: int = 0,
+        retry_for: float = float("inf"),
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> None:
         """`time`: of the client; its elapsed time counts."""
         request = sow_pb2.SubscribeRequest(
             topic=TOPIC, filter=text, sow=True, oof=True, batch_size=batch_size, progress_micros=progress
@@ -73,8 +82,9 @@ class Viewer:
         self.time = time or FakeTime()
         self.core = LiveCore(
             request,
-            retry_for=float("inf"),
+            retry_for=retry_for,
             connect_timeout=5.0,
+            on_interruption=on_interruption,
             clock=lambda: self.time.elapsed_micros / 1_000_000,
         )
         self.requests: list[sow_pb2.SubscribeRequest] = []

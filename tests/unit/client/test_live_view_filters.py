@@ -10,6 +10,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client._live_view import ViewFilter
+from sow_client.errors import SowError
 from tests.support.stores.live_views import LiveServer, Viewer
 from tests.support.stores.stores import Rig
 from tests.support.stores.subscribers import JSON, px
@@ -98,6 +99,38 @@ def test_a_filter_that_is_refused_changes_nothing(rig: Rig) -> None:
     rig.put("orders", "b", px(6))
     view.hear()
     assert set(view.map()) == {"a", "b"}
+
+
+def test_only_the_connection_is_told_to_be_interrupted(rig: Rig) -> None:
+    """A program that heard of an outage in which it had changed the filter never heard of its end."""
+    server = LiveServer(rig)
+    told: list[SowError | None] = []
+    view = Viewer(text="/px > 5", on_interruption=told.append)
+    view.call(server)
+    change(view, server, "/px > 6")
+    assert told == []
+    view.cut()
+    assert len(told) == 1
+    view.core.change(filter_of("/px > 7"))
+    view.call(server)
+    assert len(told) == 2
+    assert told[1] is None
+    change(view, server, "/px > 8")
+    view.core.change(filter_of("/px > 9"))
+    view.cut()
+    view.core.request(now=0.0)
+    view.cut()  # before the server has answered
+    assert len(told) == 3
+    view.call(server)
+    assert told[3:] == [None]
+
+
+def test_another_filter_costs_no_retry(rig: Rig) -> None:
+    server = LiveServer(rig)
+    view = Viewer(text="/px > 5", retry_for=0.0)
+    view.call(server)
+    change(view, server, "/px > 6")
+    assert view.is_current()
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
 
-from sow.v1 import sow_pb2
+from sow.v1 import sow_pb2, types_pb2
 from sow_server.access.caller import Granted
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.query.sort_memory import SortMemory
+from sow_server.services.live_queries import LiveQueries, asked_aggregates
+from sow_server.services.records.queries import Queries
 from sow_server.services.wire import result_convert
 from sow_server.subscriptions.results.aggregates import REST, RESULTS_MAX, AskedAggregates, Run
 from tests.support.stores.parts import reading_of
@@ -154,3 +159,52 @@ def test_one_run_serves_all_who_ask_for_the_same(rig: Rig, runs: Runs) -> None:
     one.close()
     other.close()
     assert runs.waiting == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"group_by": [{"expression": "/a < NOW_MICROS()", "name": "late"}]}, "group_by[0]"),
+        ({"aggregate": [{"expression": "COUNT(*)", "name": "n"}, {"expression": "MAX(NOW_MICROS())", "name": "t"}]},
+         "aggregate[1]"),
+        ({"aggregate": [{"expression": "NOW_MICROS() - MAX(/t)", "name": "age"}]}, "aggregate[0]"),
+        ({"aggregate": [{"expression": "MAX(/t)", "name": "t"}], "having": "MAX(/t) < NOW_MICROS()"}, "having"),
+    ],
+)  # fmt: skip
+def test_results_that_change_with_time_alone_are_refused(rig: Rig, fields: dict[str, Any], field: str) -> None:
+    message = sow_pb2.SubscribeRequest(topic="orders", sow=True, **fields)
+    runs: LiveQueries = None  # type: ignore[assignment]  # nothing is asked
+    with pytest.raises(StoreError) as raised:
+        asked_aggregates(message, reading_of(rig.store), Granted(rig.topic("orders"), UNRESTRICTED), runs)
+    assert (raised.value.reason, raised.value.field) == (Reason.EXPRESSION_INVALID, field)
+
+
+def test_an_answer_that_is_too_large_is_not_waited_for() -> None:
+    """It would be held in full by each live result that gets one at this time."""
+
+    class Endless(Queries):
+        given = 0
+
+        def __init__(self) -> None:
+            pass
+
+        async def answer(
+            self, granted: Granted, request: sow_pb2.QueryRequest, *, asks: bool = True
+        ) -> AsyncGenerator[bytes, None]:
+            while self.given < 1_000:
+                self.given += 1
+                batch = types_pb2.RecordColumns(key=["k"], payload=[b"x" * 100])
+                yield sow_pb2.QueryResponse(batch=batch).SerializeToString()
+
+    endless = Endless()
+    granted: Granted = None  # type: ignore[assignment]  # nobody looks
+
+    async def answered() -> Run | StoreError:
+        told: asyncio.Queue[Run | StoreError] = asyncio.Queue()
+        LiveQueries(endless, SortMemory(), 1_000).of(granted, sow_pb2.QueryRequest())(told.put_nowait)
+        return await told.get()
+
+    error = asyncio.run(answered())
+    assert isinstance(error, StoreError)
+    assert error.reason is Reason.RESULT_TOO_LARGE
+    assert endless.given < 20

@@ -11,8 +11,9 @@ from sow_server.access.caller import Granted
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters import parse
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.query.sort_memory import SortMemory, SortRoom, SortShare
 from sow_server.services.wire import result_convert
-from sow_server.subscriptions.frames import ChangeFrame, Progress, SnapshotBegin, SnapshotEnd
+from sow_server.subscriptions.frames import ChangeFrame, Progress, Row, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.results import fed, window
 from tests.support.stores.parts import reading_of
 from tests.support.stores.stores import SECOND, Rig
@@ -28,13 +29,18 @@ def message(**fields: object) -> sow_pb2.SubscribeRequest:
     return sow_pb2.SubscribeRequest(**asked)  # type: ignore[arg-type]  # of many kinds
 
 
-def follow(subscribers: Subscribers, restriction: Restriction = UNRESTRICTED, **fields: object) -> ResultFollower:
+def follow(
+    subscribers: Subscribers,
+    restriction: Restriction = UNRESTRICTED,
+    sorts: SortMemory | None = None,
+    **fields: object,
+) -> ResultFollower:
     rig = subscribers.rig
     request = message(**fields)
     result_convert.check_result(request)
     granted = Granted(rig.topic("orders"), restriction)
     follower = subscribers.follow(
-        result_convert.asked_list(request, reading_of(rig.store), granted), batch_size=request.batch_size or 1000
+        result_convert.asked_list(request, reading_of(rig.store), granted, sorts), batch_size=request.batch_size or 1000
     )
     hear(follower, subscribers)
     return follower
@@ -334,3 +340,175 @@ def test_live_results_count_among_the_subscriptions(rig: Rig) -> None:
     subscribers = Subscribers(rig, subscriptions_max=2)
     follow(subscribers)
     assert refused(follow, subscribers).reason is Reason.OVERLOADED
+
+
+# -- a list that cannot be shown now ----------------------------------------------------------------------------------
+
+
+def emptied(rig: Rig, subscribers: Subscribers) -> None:
+    """So many records have left that the list has to be read anew; nobody has looked yet."""
+    rig.delete("orders", *[f"k{number:02}" for number in range(12, 20)])
+    subscribers.sync()
+    subscribers.loop.run()
+    subscribers.driven.run()
+
+
+@pytest.fixture
+def small(rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch) -> Subscribers:
+    """A topic of 20 records, and little in reserve."""
+    monkeypatch.setattr(window, "RESERVE_MIN", 1)
+    put(rig, **{f"k{number:02}": number for number in range(20)})
+    return subscribers
+
+
+def test_the_position_never_goes_back(rig: Rig, small: Subscribers) -> None:
+    """A list that is read anew was told as of the last one shown, which was right at later positions, too."""
+    follower = follow(small, progress_micros=SECOND // 10)
+    rig.create_topic("other")
+    rig.put("other", "x", px(1))
+    small.settle()
+    rig.time.tick(5 * SECOND)
+    follower.pump()
+    assert follower.bookmark == rig.store.commits.last_sequence
+    emptied(rig, small)
+    for _ in range(3):
+        rig.time.tick(5 * SECOND)
+        follower.pump()
+    hear(follower, small)
+    told = [frame.sequence for frame in follower.frames if isinstance(frame, Progress)]
+    assert len(told) > 2
+    assert told == sorted(told)
+    assert hear(follower, small) == ["k11", "k10", "k09"]
+
+
+def test_a_slow_follower_is_not_told_a_record_that_has_fallen_due_since(rig: Rig, small: Subscribers) -> None:
+    """J12: the list was made while the record lived, and cannot be made anew now."""
+    slow, fast = follow(small), follow(small)
+    rig.put("orders", "due", px(99), ttl=SECOND)
+    assert hear(fast, small)[0] == "due"
+    rig.time.tick(SECOND)
+    emptied(rig, small)
+    rig.time.tick(SECOND)
+    fast.pump()  # begins to read the topic
+    slow.pump()
+    late = follow_now(small)
+    late.pump()
+    keys = {row.key for one in (slow, late) for row in [*one.changes(), *one.rows]}
+    assert b"due" not in keys
+    for one in (slow, late):
+        assert hear(one, small) == ["k11", "k10", "k09"]
+
+
+def follow_now(subscribers: Subscribers) -> ResultFollower:
+    """A follower that comes now, before anything else happens."""
+    reading = reading_of(subscribers.rig.store)
+    granted = Granted(subscribers.rig.topic("orders"), UNRESTRICTED)
+    return subscribers.follow(result_convert.asked_list(message(), reading, granted))
+
+
+def test_a_list_that_may_not_be_read_anew_yet_is_behind(rig: Rig, small: Subscribers) -> None:
+    """S12: reading takes at most half of the time."""
+    follower = follow(small)
+    (source,) = small.results.sources()
+    source._reads_from = rig.time.elapsed_micros + 10 * SECOND  # type: ignore[attr-defined]  # after a long reading
+    emptied(rig, small)
+    rig.time.tick(SECOND)
+    follower.pump()
+    rig.time.tick(6 * SECOND)
+    last = follower.pump()[-1]
+    assert isinstance(last, Progress)
+    assert last.behind
+    rig.time.tick(4 * SECOND)
+    assert hear(follower, small) == ["k11", "k10", "k09"]
+    assert not follower.result.behind
+
+
+# -- the memory of a reading ------------------------------------------------------------------------------------------
+
+
+def test_a_list_is_read_in_the_memory_that_ordered_queries_share(rig: Rig, subscribers: Subscribers) -> None:
+    """Q2: each list in memory of its own would let one caller take that of the server."""
+    put(rig, **{f"k{number:02}": number for number in range(20)})
+    sorts = SortMemory(10_000)
+    other = SortShare(sorts, "another")
+    assert other.hold(9_000) is SortRoom.GRANTED
+    follower = follow(subscribers, sorts=sorts)
+    assert follower.frames == []
+    assert sorts.waiting == 1
+    other.close()
+    assert hear(follower, subscribers) == ["k19", "k18", "k17"]
+    assert sorts.held_bytes == 0
+    held = SortShare(sorts, "another")
+    assert held.hold(9_000) is SortRoom.GRANTED
+    waiting = follow(subscribers, sorts=sorts, top_n=4)
+    assert sorts.waiting == 1
+    waiting.close()
+    assert (sorts.waiting, sorts.held_bytes) == (0, 9_000)
+
+
+def test_a_reading_ends_where_its_records_fill_the_memory_of_the_list(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_convert, "READ_RECORDS", 2)
+    subscribers = Subscribers(rig, result_bytes_max=5_000)
+    for number in range(40):
+        rig.put("orders", f"k{number:02}", b'{"px":%d,"text":"%s"}' % (number, b"x" * 600))
+    follower = follow_now(subscribers)
+    subscribers.sync()
+    subscribers.loop.run()
+    sizes = []
+    for _ in range(60):
+        subscribers.driven.run(steps_max=1)
+        sizes.append(next(subscribers.results.sources()).size)
+    assert max(sizes) < 5_000 + 2 * 1_000
+    assert hear(follower, subscribers) == ["k39", "k38", "k37"]
+    assert subscribers.results.reads_total == {"first": 1}
+    rig.delete("orders", "k39")
+    hear(follower, subscribers)
+    assert hear(follower, subscribers) == ["k38", "k37", "k36"]
+
+
+@pytest.mark.parametrize(("lists", "part"), [(1, 0.1), (10, 0.5)])
+def test_lists_take_a_part_of_the_event_loop_whatever_their_conflation_is(
+    rig: Rig, subscribers: Subscribers, monkeypatch: pytest.MonkeyPatch, lists: int, part: float
+) -> None:
+    """results/source [4]: a list of 10,000 records took 12 ms for each change, as often as there were changes."""
+    shown, took = window.Window.shown, 0
+
+    def slow(self: window.Window, now_micros: int) -> list[Row] | None:
+        nonlocal took
+        took += SECOND // 100
+        rig.time.tick(SECOND // 100)
+        return shown(self, now_micros)
+
+    followers = [follow(subscribers, conflation_micros=1, top_n=number + 1) for number in range(lists)]
+    monkeypatch.setattr(window.Window, "shown", slow)
+    began = rig.time.elapsed_micros
+    for number in range(200):
+        put(rig, a=number)
+        subscribers.settle()
+        for follower in followers:
+            follower.pump()
+        rig.time.tick(SECOND // 100)
+    assert took <= part * (rig.time.elapsed_micros - began) + lists * SECOND // 100
+    assert took >= 10 * SECOND // 100
+    for follower in followers:
+        hear(follower, subscribers, 10 * SECOND)
+        assert follower.rows[0].payload == px(199)
+
+
+def test_who_asks_for_a_list_that_is_kept_finds_what_was_published_before(rig: Rig, subscribers: Subscribers) -> None:
+    """Its first follower found it, and another one was told the list of before."""
+    put(rig, a=1, b=2)
+    follow(subscribers)
+    rig.create_topic("other")
+    put(rig, c=3)
+    rig.put("other", "x", px(1))
+    subscribers.sync()  # it is on disk, and the list has not heard of it
+    late = follow_now(subscribers)
+    assert late.pump() == []
+    subscribers.settle()
+    rig.time.tick(SECOND)
+    late.pump()
+    assert [key for key, _ in late.list()] == ["c", "b", "a"]
+    assert late.change_frames() == []

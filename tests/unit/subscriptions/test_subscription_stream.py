@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -202,6 +203,46 @@ def test_a_cursor_is_not_closed_under_a_readers_hands(
         assert order == ["read", "closed"]
 
     asyncio.run(run())
+
+
+def test_an_error_of_a_read_for_which_nobody_waits_is_not_logged(
+    rig: Rig, readers: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "Future exception was never retrieved"."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def refused(self: PlannedSnapshot) -> SnapshotBatch | None:
+        reading.set()
+        assert go_on.wait(10)
+        raise StoreError(Reason.RESULT_TOO_LARGE, "too large")
+
+    monkeypatch.setattr(PlannedSnapshot, "read", refused)
+    close = Subscription.close
+    logged: list[object] = []
+
+    async def run() -> None:
+        closed = asyncio.Event()
+
+        def observed_close(self: Subscription) -> None:
+            close(self)
+            closed.set()
+
+        monkeypatch.setattr(Subscription, "close", observed_close)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context))
+        running = Running(rig, readers)
+        frames = running.subscribe(sow=True)
+        await anext(frames)
+        waiting = asyncio.ensure_future(anext(frames))
+        await asyncio.get_running_loop().run_in_executor(None, reading.wait)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        go_on.set()
+        await closed.wait()
+        del waiting, frames
+
+    asyncio.run(run())
+    gc.collect()
+    assert logged == []
 
 
 def test_a_stop_wakes_waiting_calls(rig: Rig, readers: ThreadPoolExecutor) -> None:
