@@ -173,3 +173,27 @@ def test_results_of_groups_stay_those_of_the_query(server: ServerProcess) -> Non
             with pytest.raises(InvalidArgument) as refused:
                 client.live_result("orders", **options)
             assert refused.value.details["field"] == field, refused.value
+
+
+def test_an_operator_sees_what_is_kept_for_each(server: ServerProcess) -> None:
+    with server.client() as client:
+        fill(client, 300)
+        with (
+            client.live_result("orders", order_by=ORDER, top_n=5) as one,
+            client.live_result("orders", order_by=ORDER, top_n=5),
+            client.live_result("orders", group_by="/desk", aggregate={"n": "COUNT(*)"}),
+            client.subscribe("orders"),
+        ):
+            first, second, groups, other = (found.kept for found in client.subscriptions("orders"))
+            assert other is None
+            assert first is not None
+            assert first == second, "equal lists are kept once"
+            assert (first.records, first.runs, first.followers) == (105, 1, 2), "five, and a hundred in reserve"
+            assert first.bytes > 105
+            assert groups is not None
+            assert (groups.records, groups.runs, groups.followers) == (2, 1, 1)
+            client.sow_delete("orders", filter="/px >= 190")
+            until(one, [(record.key, record.version) for record in client.query("orders", order_by=ORDER, top_n=5)])
+            again = client.subscriptions("orders")[0].kept
+            assert again is not None
+            assert (again.records, again.runs) == (105, 2), "the reserve was used up, so they were read again"

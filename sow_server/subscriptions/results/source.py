@@ -56,6 +56,8 @@ class Source(ABC):
         self.topic: Final = topic
         self._interval: Final = interval_micros
         self._now_micros: Final = now_micros
+        self.runs = 0
+        """How often its records were read, or its query was run."""
         self.result: Result | None = None
         self.error: StoreError | None = None
         """The error with which it has ended."""
@@ -99,6 +101,11 @@ class Source(ABC):
     @abstractmethod
     def size(self) -> int:
         """Bytes of memory."""
+
+    @property
+    @abstractmethod
+    def records(self) -> int:
+        """Records, or results of groups, that are kept."""
 
     @abstractmethod
     def close(self) -> None:
