@@ -157,6 +157,9 @@ def new(out: Path) -> None:
 def sessions(session: Session, output: Output, subscriptions: bool, topic: str | None, end: str | None) -> None:
     """List the callers with calls under way: since when, from where, with which calls.
 
+    With --subscriptions, `kept` is the list that the server keeps for a live result: its records with the reserve
+    behind the last one, their bytes, and how often they were read. Equal lists are kept once (`kept_for` in JSON).
+
     A connection without calls is not known to the server. A client whose session or subscription was ended may come
     again: to keep it out, remove its credential from the access file and use `sow auth reload`. Listing needs the
     action observe, --end the action operator.
@@ -204,11 +207,16 @@ _SUBSCRIPTION: Final = (
     "position",
     "behind",
     "queued_bytes",
+    "kept_records",
+    "kept_bytes",
+    "runs",
+    "kept_for",
 )
 
 
 def _subscription(found: ActiveSubscription) -> list[Fact]:
-    queued = found.queued_bytes
+    queued, kept = found.queued_bytes, found.kept
+    kept_text = "" if kept is None else f"{kept.records:,}, {display.size(kept.bytes)}, {kept.runs:,} runs"
     return [
         Fact("id", found.id, found.id),
         Fact("session", found.session, found.session),
@@ -222,6 +230,10 @@ def _subscription(found: ActiveSubscription) -> list[Fact]:
         Fact("position", found.position, display.safe(found.position)),
         Fact("behind", found.behind, "yes" if found.behind else "no"),
         Fact("queued_bytes", queued, display.size(queued), column="queued"),
+        Fact("kept_records", kept.records if kept else None, kept_text, column="kept"),
+        Fact("kept_bytes", kept.bytes if kept else None, "", in_lists=False),
+        Fact("runs", kept.runs if kept else None, "", in_lists=False),
+        Fact("kept_for", kept.followers if kept else None, "", in_lists=False),
     ]
 
 

@@ -29,6 +29,7 @@ from sow_client._inspection import (
     ConfigSetting,
     ExpiryHorizon,
     Figures,
+    KeptResult,
     LatencyFigures,
     LinkFigures,
     LogLevel,
@@ -101,10 +102,11 @@ from sow_client._tokens import Token
 from sow_client._view import View
 from sow_client.blocking import Client
 from sow_client.blocking._consuming import DurableSubscription
-from sow_client.blocking._following import LiveResult, LiveView
+from sow_client.blocking._following import LiveView
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
 from sow_client.blocking._reading import QueryResult
+from sow_client.blocking._results import LiveResult
 from sow_client.blocking._transactions import Transaction
 from sow_client.errors import (
     Aborted,
@@ -134,17 +136,18 @@ if TYPE_CHECKING:
     from sow_client._aio_subscription import AsyncSubscription
     from sow_client.aio import AsyncClient
     from sow_client.aio._consuming import AsyncDurableSubscription
-    from sow_client.aio._following import AsyncLiveResult, AsyncLiveView
+    from sow_client.aio._following import AsyncLiveView
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
     from sow_client.aio._reading import AsyncQueryResult
+    from sow_client.aio._results import AsyncLiveResult
     from sow_client.aio._transactions import AsyncTransaction
 
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncDurableSubscription": "sow_client.aio._consuming",
     "AsyncLease": "sow_client.aio._leasing",
-    "AsyncLiveResult": "sow_client.aio._following",
+    "AsyncLiveResult": "sow_client.aio._results",
     "AsyncLiveView": "sow_client.aio._following",
     "AsyncLoadStager": "sow_client.aio._loading",
     "AsyncQueryResult": "sow_client.aio._reading",
@@ -220,6 +223,7 @@ __all__ = [
     "Instance",
     "InternalError",
     "InvalidArgument",
+    "KeptResult",
     "Key",
     "LatencyFigures",
     "Lease",

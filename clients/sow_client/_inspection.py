@@ -97,6 +97,22 @@ def horizon(response: admin_pb2.GetExpiryHorizonResponse) -> ExpiryHorizon:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptResult:
+    """The list of a live result in the memory of the server.
+
+    Rule: S12.
+    """
+
+    records: int
+    """Its records, with the reserve behind the last one; or the results of groups."""
+    bytes: int
+    runs: int
+    """How often the records were read, or the query of groups was run, since the list began."""
+    followers: int
+    """The subscriptions that share it, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
 class ActiveSubscription:
     """A subscription that is under way at the server."""
 
@@ -119,6 +135,8 @@ class ActiveSubscription:
     """True: it is served from the journal, as it began in the past or could not keep up."""
     queued_bytes: int
     """Bytes of the changes that wait to be sent."""
+    kept: KeptResult | None = None
+    """The list that the server keeps for a live result; None: it is none, or the server is older."""
 
 
 def subscription(message: admin_pb2.ActiveSubscription) -> ActiveSubscription:
@@ -136,6 +154,9 @@ def subscription(message: admin_pb2.ActiveSubscription) -> ActiveSubscription:
         message.position,
         message.behind,
         message.queued_bytes,
+        KeptResult(message.kept.records, message.kept.bytes, message.kept.runs, message.kept.followers)
+        if message.HasField("kept")
+        else None,
     )
 
 

@@ -1,9 +1,11 @@
-"""A live result: the list that a query finds, kept right by the server (rules S10, S11, S13).
+"""A live result: the list that a query finds, kept right by the server (rules S10, S11, S13, S14).
 
 [1]  The list is always the result of the query at one position. The changes that lead to the next one are taken in
      together, before the first of them is handed out.
 [2]  Each call begins with a snapshot. Behind the first one it is told as the differences to the list so far, so the
      program that applies all changes has the list, whatever happens to the connection.
+[3]  Another query begins with a call of its own, and its list is told as the differences, too. Until its snapshot is
+     complete, the list is that of the query before. If the server refuses it, that one is called again (S14).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sow_client._change_frames import changes_of
 from sow_client._grouping import Expressions, expressions
 from sow_client._parameters import Parameters
 from sow_client._records import Change, Record, RecordBatch, Ttl, invalid
-from sow_client._subscription_core import SubscriptionCore
+from sow_client._subscription_core import RESYNC_REASONS, SubscriptionCore
 from sow_client._view import differ, in_own_batch
 from sow_client.errors import SowError
 
@@ -42,10 +44,48 @@ class ResultCore(SubscriptionCore):
         self.absent_fields: tuple[str, ...] = ()
         self._next: list[Record] = []  # the snapshot that is put together
         self._together: list[Change] = []  # of an interval that is not complete
+        self._before: sow_pb2.SubscribeRequest | None = None  # the query of the list, while another one is to follow
+        self._ends = False  # the present call is of the query before
+        self._left: list[Change] = []  # changes of the list before that were not handed out
+        self.refused: SowError | None = None
+        """Why the server refused the last change of the query; None: it did not."""
 
     @property
     def bookmark(self) -> str | None:
         return self.reached
+
+    @property
+    def topic(self) -> str:
+        """The topic that it is about."""
+        return self._request.topic
+
+    @property
+    def changing(self) -> bool:
+        """True from the wish for another query until its list is there, or the server has refused it."""
+        return self._before is not None
+
+    def change(self, wanted: sow_pb2.SubscribeRequest) -> None:
+        """From the next call on it is the list of another query ([3]). The present call has to be ended."""
+        request, now = sow_pb2.SubscribeRequest(), self._request
+        request.CopyFrom(wanted)
+        request.conflation_micros, request.progress_micros = now.conflation_micros, now.progress_micros
+        request.batch_size = now.batch_size
+        if now.HasField("select"):
+            request.select.CopyFrom(now.select)
+        self._left += self.pending
+        self._before = self._before or now
+        self._request, self._ends, self.refused = request, True, None
+
+    def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
+        """As `SubscriptionCore.request`."""
+        self._ends = False
+        return super().request(now=now)
+
+    def feed(self, response: sow_pb2.SubscribeResponse) -> None:
+        """As `SubscriptionCore.feed`."""
+        if self._ends:
+            raise _statuses.cut("the list of the query before")
+        super().feed(response)
 
     def _go_on(self, request: sow_pb2.SubscribeRequest) -> None:
         self._snapshot = True  # a bookmark begins no live result
@@ -53,6 +93,11 @@ class ResultCore(SubscriptionCore):
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:
         """As `SubscriptionCore.ended`. The next call begins with a snapshot ([2])."""
         self._snapshot = self.behind = True
+        if self._ends:
+            return 0.0
+        if self._before is not None and not self._passes(error) and error.reason not in RESYNC_REASONS:
+            self._request, self._before, self.refused = self._before, None, error
+            return 0.0
         return super().ended(error, now=now, jitter=jitter)
 
     def _begin_snapshot(self, begin: sow_pb2.SnapshotBegin) -> None:
@@ -66,9 +111,11 @@ class ResultCore(SubscriptionCore):
         self._backoff.reset()
         rows, first = self._next, self.reached is None
         told = () if first else _ending(list(differences(self.rows, rows, self._request.topic)), end.bookmark)
+        told = (*self._left, *told)
         pending = iter(told)
         self.absent_fields = tuple(end.absent_fields)
         self.rows, self.reached, self._next = rows, end.bookmark, []
+        self._left, self._before = [], None
         self._changes, self.pending = told, pending
         self._snapshot = self.behind = False
 

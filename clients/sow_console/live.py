@@ -6,7 +6,10 @@
      on, and the server waits, too.
 [3]  A frame comes at least every HEARTBEAT_SECONDS, so a page that has heard nothing for longer knows that it is old.
 [4]  A socket ends with its session.
-[5]  Where the changes of a grid break off again and again, a growing wait comes before each whole query.
+[5]  A grid that has an order follows a live result. Each frame has the keys in their order, so a browser that has
+     missed frames is right again with the next one. Where the server has no such list, the order is that of the
+     answer, and the frames say so.
+[6]  Where the changes of a grid break off again and again, a growing wait comes before each whole query.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -36,6 +39,8 @@ CALM_SECONDS: Final = 60.0
 """Whole queries of a grid that are further apart have no wait between them."""
 REST: Final = 9.0
 """A page rests for so many times the time that it took to make, so it takes at most a tenth of the servers' time."""
+UNRANKED: Final = frozenset({"SERVER_TOO_OLD", "RESULT_TOO_LARGE"})
+"""A server with these reasons keeps no list of the order."""
 ENDED: Final = 4401
 """The code of a socket whose session has ended."""
 
@@ -89,6 +94,42 @@ class Newest:
         return made
 
 
+class Ranked:
+    """The list of a live result that was not sent: its order, and the records that the browser has not. Pure."""
+
+    is_full: Final = False  # the list is bounded by the server
+
+    def __init__(self, rows: Callable[[], Sequence[Record]], rows_max: int) -> None:
+        """`rows`: the newest list, with one record more than `rows_max` where there are more."""
+        self._rows = rows
+        self._rows_max = rows_max
+        self._sent: dict[str, Record] | None = None  # by key; None: nothing
+        self._differs = True
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return int(self._differs)
+
+    def take_in(self, _: Change) -> None:
+        """A change of the list."""
+        self._changes += 1
+        self._differs = True
+
+    def frame(self) -> dict[str, object]:
+        """The list as it is now, if it has changed: rows that are new or have changed, and the keys of all."""
+        made: dict[str, object] = {"rows": [], "gone": [], "changes": self._changes}
+        if self._differs:
+            rows = self._rows()
+            shown = rows[: self._rows_max]
+            sent = self._sent or {}
+            made["rows"] = [documents.row(one) for one in shown if sent.get(one.key) is not one]
+            made["order"] = [one.key for one in shown]
+            made["more"] = len(rows) > self._rows_max
+            self._sent = {one.key: one for one in shown}
+        self._differs, self._changes = False, 0
+        return made
+
+
 class Waits:
     """The seconds to wait before a thing is done once more: none at first, then more each time, up to a bound; none
     again after CALM_SECONDS without it."""
@@ -134,7 +175,9 @@ class RecordFrames:
         self._heartbeat = heartbeat
         self._sleep = sleep
         self._between = Waits(RETRY_SECONDS, RETRY_SECONDS_MAX, clock)
-        self._newest = Newest()
+        self._newest: Newest | Ranked = Newest()
+        self._unranked: SowError | None = None
+        """The reason why the order is only that of the answer."""
         self._more = asyncio.Event()
         self._less = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -195,6 +238,7 @@ class RecordFrames:
             "as_of": self._as_of_micros or None,
             "away_since": self._since_micros or self._silent_micros,
             "error": None if error is None else records.error_of(error),
+            "unranked": "" if self._unranked is None else self._unranked.message,
         }
 
     async def _answer(self) -> Frame:
@@ -234,27 +278,55 @@ class RecordFrames:
         }
 
     async def _read(self, bookmark: str) -> None:
-        newest = self._newest
         try:
-            async with self._client.subscribe(
-                self._query.topic,
-                self._query.filter or None,
-                self._query.values,
-                oof=True,
-                start=bookmark,
-                on_interruption=self._interrupted,
-            ) as changes:
-                async for change in changes:
-                    newest.take_in(change)
-                    self._more.set()
-                    while newest.is_full:
-                        self._less.clear()
-                        await self._less.wait()
+            if not (self._query.order and self._unranked is None and await self._read_ranked()):
+                async with self._client.subscribe(
+                    self._query.topic,
+                    self._query.filter or None,
+                    self._query.values,
+                    oof=True,
+                    start=bookmark,
+                    on_interruption=self._interrupted,
+                ) as changes:
+                    await self._follow(changes)
         except (ResyncRequired, Unavailable):
             self._wants_answer = True
         except SowError as error:
             self._error = error
         self._more.set()
+
+    async def _read_ranked(self) -> bool:
+        """Follows the list of the order; False: the server has none, and nothing was followed."""
+        try:
+            async with self._client.live_result(
+                self._query.topic,
+                self._query.filter or None,
+                self._query.values,
+                order_by=self._query.order,
+                top_n=self._query.rows + 1,
+                on_interruption=self._interrupted,
+            ) as result:
+                self._newest = Ranked(result.list, self._query.rows)
+                self._more.set()
+                await self._follow(result)
+        except SowError as error:
+            if error.reason not in UNRANKED:
+                raise
+            self._unranked = error
+            if isinstance(self._newest, Ranked):
+                self._wants_answer = True  # changes from the answer on may be gone by now
+                return True
+            return False
+        return True
+
+    async def _follow(self, changes: AsyncIterable[Change]) -> None:
+        newest = self._newest
+        async for change in changes:
+            newest.take_in(change)
+            self._more.set()
+            while newest.is_full:
+                self._less.clear()
+                await self._less.wait()
 
     def _interrupted(self, error: SowError | None) -> None:
         self._since_micros = None if error is None else self._now_micros()

@@ -40,6 +40,7 @@ class Follower:
     def described(self, instance: Instance) -> admin_pb2.ActiveSubscription:
         """The subscription as an operator is told of it."""
         call, asked, source = self.call, self.request, self.source
+        kept = source.source if isinstance(source, LiveResult) else None
         return admin_pb2.ActiveSubscription(
             id=self.id,
             session=call.session,
@@ -53,6 +54,11 @@ class Follower:
             position=instance.bookmark(source.position),
             behind=source.behind,
             queued_bytes=source.queued_bytes,
+            kept=None
+            if kept is None
+            else admin_pb2.KeptResult(
+                records=kept.records, bytes=kept.size, runs=kept.runs, followers=len(kept.followers)
+            ),
         )
 
     def as_consumer(self, instance: Instance, *, progress: bool) -> admin_pb2.DurableConsumer:

@@ -133,6 +133,34 @@ def test_the_asynchronous_client_has_it_too(server: ServerProcess) -> None:
     asyncio.run(follow())
 
 
+def test_the_query_changes_to_the_next_page_and_to_another_order(server: ServerProcess) -> None:
+    async def follow() -> None:
+        async with AsyncClient(server.address) as client:
+            async with client.live_result("orders", order_by=ORDER, top_n=2) as rows:
+                assert await rows.next(0.01) is None, "a read is under way now"
+                await rows.change(order_by="/px", top_n=1)
+                assert keys(rows.list()) == ["0"]
+
+    with server.client() as client:
+        fill(client, 6)
+        with client.live_result("orders", order_by=ORDER, top_n=2) as rows:
+            rows.change(order_by=ORDER, top_n=2, skip_n=1)
+            assert keys(rows.list()) == ["4", "3"]
+            told = [rows.next(10), rows.next(10)]
+            assert [(one.op, one.key, one.position) for one in told if one] == [("oof", "5", None), ("put", "3", 1)]
+            with pytest.raises(InvalidArgument) as refused:
+                rows.change(order_by="px", top_n=2)
+            assert refused.value.details["field"] == "order_by"
+            client.publish("orders", {"id": 9, "px": 9})
+            until(
+                rows,
+                [(found.key, found.version) for found in client.query("orders", order_by=ORDER, top_n=2, skip_n=1)],
+            )
+            rows.change(group_by="/desk", aggregate={"n": "COUNT(*)"}, order_by="/n")
+            assert [record.data["n"] for record in rows.list()] == [3, 3]
+    asyncio.run(follow())
+
+
 def test_what_does_not_go_together_is_refused(server: ServerProcess) -> None:
     with server.client() as client:
         for options, field in (
@@ -173,3 +201,27 @@ def test_results_of_groups_stay_those_of_the_query(server: ServerProcess) -> Non
             with pytest.raises(InvalidArgument) as refused:
                 client.live_result("orders", **options)
             assert refused.value.details["field"] == field, refused.value
+
+
+def test_an_operator_sees_what_is_kept_for_each(server: ServerProcess) -> None:
+    with server.client() as client:
+        fill(client, 300)
+        with (
+            client.live_result("orders", order_by=ORDER, top_n=5) as one,
+            client.live_result("orders", order_by=ORDER, top_n=5),
+            client.live_result("orders", group_by="/desk", aggregate={"n": "COUNT(*)"}),
+            client.subscribe("orders"),
+        ):
+            first, second, groups, other = (found.kept for found in client.subscriptions("orders"))
+            assert other is None
+            assert first is not None
+            assert first == second, "equal lists are kept once"
+            assert (first.records, first.runs, first.followers) == (105, 1, 2), "five, and a hundred in reserve"
+            assert first.bytes > 105
+            assert groups is not None
+            assert (groups.records, groups.runs, groups.followers) == (2, 1, 1)
+            client.sow_delete("orders", filter="/px >= 190")
+            until(one, [(record.key, record.version) for record in client.query("orders", order_by=ORDER, top_n=5)])
+            again = client.subscriptions("orders")[0].kept
+            assert again is not None
+            assert (again.records, again.runs) == (105, 2), "the reserve was used up, so they were read again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -23,13 +23,14 @@ from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, ViewFilter, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
 from sow_client._parameters import Parameters, parameter_values
-from sow_client._records import Change, Record, Start, Ttl
+from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
 from sow_client.aio._consuming import AsyncDurableSubscription
+from sow_client.aio._results import AsyncLiveResult
 from sow_client.errors import SowError
 
 
@@ -437,44 +438,6 @@ class AsyncFollowing(AsyncCalls):
     async def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
         return await self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
-
-
-class AsyncLiveResult(AsyncSubscription):
-    """The first records of a topic in an order, kept right: `list` has them, and iterating gives their changes. Made by
-    `AsyncClient.live_result`, and used by one task.
-
-    The list changes when the next changes are asked for, and only then: it is the result of the query at `bookmark`.
-    When the connection breaks or the server restarts, it calls again, also at another instance, and gives the
-    differences to the new list.
-
-    Rules: S10, S11, S13.
-    """
-
-    _what = "live result"
-
-    def __init__(self, core: ResultCore, open_call: AioOpenSubscription) -> None:
-        super().__init__(core, open_call)
-        self._result = core
-
-    async def open(self) -> None:
-        """Returns once the list is there; `live_result` has called it already.
-
-        In asyncio entering an `async with` block calls it, and not `live_result`.
-        """
-        self._check_process()
-        while self._result.reached is None:
-            if not await self._advance():
-                raise _statuses.closed("live result")
-
-    def list(self) -> Sequence[Record]:
-        """The records in their order, as of `bookmark`."""
-        return [*self._result.rows]
-
-    @property
-    def absent_fields(self) -> tuple[str, ...]:
-        """Fields of the filter and of the order in which no record that was read for the last snapshot has a value:
-        perhaps they are mistyped. Rule: Q10."""
-        return self._result.absent_fields
 
 
 class AsyncLiveView(Readable):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -22,7 +22,7 @@ from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, ViewFilter, view_closed, view_entered, with_held
 from sow_client._ordered import Asked, OrderedCall, OrderedSnapshot, ReadCall, snapshot_query
 from sow_client._parameters import Parameters, parameter_values
-from sow_client._records import Change, Record, Start, Ttl
+from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription, opened
@@ -30,6 +30,7 @@ from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
 from sow_client.blocking._consuming import DurableSubscription
+from sow_client.blocking._results import LiveResult
 from sow_client.errors import SowError
 
 
@@ -433,41 +434,6 @@ class Following(Calls):
     def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
         return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
-
-
-class LiveResult(Subscription):
-    """The first records of a topic in an order, kept right: `list` has them, and iterating gives their changes. Made by
-    `Client.live_result`, and used by one thread.
-
-    The list changes when the next changes are asked for, and only then: it is the result of the query at `bookmark`.
-    When the connection breaks or the server restarts, it calls again, also at another instance, and gives the
-    differences to the new list.
-
-    Rules: S10, S11, S13.
-    """
-
-    _what = "live result"
-
-    def __init__(self, core: ResultCore, open_call: OpenSubscription) -> None:
-        super().__init__(core, open_call)
-        self._result = core
-
-    def open(self) -> None:
-        """Returns once the list is there; `live_result` has called it already."""
-        self._check_process()
-        while self._result.reached is None:
-            if not self._advance():
-                raise _statuses.closed("live result")
-
-    def list(self) -> Sequence[Record]:
-        """The records in their order, as of `bookmark`."""
-        return [*self._result.rows]
-
-    @property
-    def absent_fields(self) -> tuple[str, ...]:
-        """Fields of the filter and of the order in which no record that was read for the last snapshot has a value:
-        perhaps they are mistyped. Rule: Q10."""
-        return self._result.absent_fields
 
 
 class LiveView(Readable):

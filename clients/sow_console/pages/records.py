@@ -145,7 +145,8 @@ async def facts(view: View) -> Facts:
         "topics": names,
         "command": view.command(*query.words) if query.topic else "",
         "follow": view.command(
-            "subscribe", query.topic, *([query.filter] if query.filter else []), *query.options, "--sow"
+            *("subscribe", query.topic, *([query.filter] if query.filter else []), *query.options, "--sow"),
+            *(["--order-by", query.order, "--top", str(query.rows)] if query.order else []),
         )
         if query.topic
         else "",

@@ -40,6 +40,8 @@ const ordered = Boolean(query.get("order")?.trim());
 /** @type {Set<string> | null} */ let chosen = null;
 let complete = false;
 let missing = 0;
+/** Why the order is only that of the answer; "": it is not. */
+let unranked = "";
 let read = 0, askedAt = 0;
 /** All that matched; null: not counted. @type {number | null} */
 let matched = null;
@@ -278,6 +280,7 @@ function say() {
     link.textContent = "count them";
     place.append(" · ", link);
   }
+  if (ordered && unranked) place.append(` · in the order of ${clock(askedAt)}: ${unranked}`);
   if (missing) {
     const again = document.createElement("a");
     again.href = location.href;
@@ -288,11 +291,11 @@ function say() {
 
 // ---- frames ----
 
-/** @param {Row} row @param {string[]} names */
-function take(row, names) {
+/** @param {Row} row @param {string[]} names @param {boolean} isRanked it has its place in the list of the server */
+function take(row, names, isRanked) {
   const old = rows.get(row.key);
   if (!old) {
-    if (rows.size >= rowsMax) {  // it may stand behind the last row: only the server knows
+    if (rows.size >= rowsMax && !isRanked) {  // it may stand behind the last row: only the server knows
       if (complete) {
         complete = false;
         matched = null;
@@ -378,6 +381,11 @@ const rowsOf = (frame) => /** @type {unknown[]} */ (frame["rows"] ?? []).length 
 function apply(frame) {
   const come = /** @type {Wire[]} */ (frame["rows"] ?? []);
   const changed = new Set();
+  const told = String(frame["unranked"] ?? "");
+  if (told !== unranked) {
+    unranked = told;
+    if (!frame["reset"]) say();
+  }
   if (frame["reset"]) {
     rows = new Map();
     rank = 0;
@@ -398,8 +406,12 @@ function apply(frame) {
     return;
   }
   const names = columns();
-  for (const wire of come) if (take(rowOf(wire), names)) changed.add(wire[0]);
-  for (const [key] of /** @type {[string, string][]} */ (frame["gone"] ?? [])) {
+  const order = /** @type {string[] | undefined} */ (frame["order"]);
+  for (const wire of come) if (take(rowOf(wire), names, Boolean(order))) changed.add(wire[0]);
+  const kept = new Set(order);
+  const gone = order ? [...rows.keys()].filter((key) => !kept.has(key)) :
+    /** @type {[string, string][]} */ (frame["gone"] ?? []).map(([key]) => key);
+  for (const key of gone) {
     const row = rows.get(key);
     if (!row) continue;
     if (row.element?.contains(document.activeElement)) {
@@ -409,10 +421,23 @@ function apply(frame) {
     row.element?.remove();
     rows.delete(key);
     changed.add(key);
-    if (!complete) missing += 1;
+    if (!complete && !order) missing += 1;
   }
-  if (changed.size) draw(changed);
+  if (order) rank_(order, !frame["more"]);
+  if (changed.size || order) draw(changed);
   refreshInSight();
+}
+
+/** The rows in the order of the server's list. @param {string[]} order @param {boolean} isComplete */
+function rank_(order, isComplete) {
+  if (complete && !isComplete) matched = null;
+  complete = isComplete;
+  rows = new Map(order.flatMap((key) => {
+    const row = rows.get(key);
+    return row ? [[key, row]] : [];
+  }));
+  rank = 0;
+  for (const row of rows.values()) row.rank = rank++;
 }
 
 // ---- columns and order in the address ----
@@ -492,7 +517,8 @@ function merged(frames) {
     for (const one of /** @type {[string, string][]} */ (frame["gone"] ?? [])) newest.set(one[0], one);
   }
   const all = [...newest.values()];
-  return /** @type {import("./live.js").Frame} */ ({ ...frames.at(-1), rows: all.filter((one) => one.length > 2), gone: all.filter((one) => one.length === 2) });
+  const order = frames.findLast((frame) => frame["order"]);
+  return /** @type {import("./live.js").Frame} */ ({ ...frames.at(-1), order: order?.["order"], more: order?.["more"], rows: all.filter((one) => one.length > 2), gone: all.filter((one) => one.length === 2) });
 }
 
 let wholeAt = 0;

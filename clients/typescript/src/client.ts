@@ -28,6 +28,8 @@ import {
   deleteRequest,
   type DeltaOptions,
   fitting,
+  type LiveResultOptions,
+  liveResultRequest,
   projection,
   type PublisherOptions,
   type PublishManyOptions,
@@ -47,8 +49,9 @@ import {
   unsetOf,
   type ViewOptions,
 } from "./requests.js";
+import { LiveResult } from "./results.js";
 import type { Instance } from "./search.js";
-import { RETRY_FOR_MS, Subscription } from "./subscription.js";
+import { type FollowingOptions, type OpenSubscription, RETRY_FOR_MS, Subscription } from "./subscription.js";
 import { Transaction } from "./transaction.js";
 import { type OnFailover, RECONNECT_MS, Transport } from "./transport.js";
 
@@ -326,17 +329,38 @@ export class Client {
     return await this.#subscribe<T>(topics, options, true);
   }
 
+  /**
+   * The list that a query finds, kept right by the server: in the order of `orderBy` the first `topN` records behind the
+   * first `skipN`. Resolves once the list is there. With `groupBy` or `aggregate` it is the list of the results of groups
+   * (rules S10, S11, S13).
+   *
+   *     const best = await client.liveResult("orders", "/open = true", { orderBy: "/price DESC", topN: 20 });
+   *     for await (const change of best) { if (change.bookmark !== null) show(best.list()); }
+   */
+  async liveResult<T = JsonObject>(
+    topic: string,
+    filter = "",
+    options: LiveResultOptions = {},
+  ): Promise<LiveResult<T>> {
+    const request = liveResultRequest(topic, filter, options);
+    return await new LiveResult<T>(request, this.#openSubscription, this.#following(options)).opened();
+  }
+
   async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Subscription<T>> {
-    const { onInterruption } = options;
-    const retryForMs = milliseconds(options.retryForMs ?? RETRY_FOR_MS, "retryForMs");
-    const transport = this.#transport;
-    const subscription = new Subscription<T>(
-      subscribeRequest(topics, options, sow),
-      (request, withinMs) =>
-        transport.stream(SowService.method.subscribe, request, "the subscription", undefined, withinMs),
-      { retryForMs, connectTimeoutMs: this.#connectTimeoutMs, onInterruption, elsewhere: transport.isOfMany },
-    );
-    return await subscription.opened();
+    const request = subscribeRequest(topics, options, sow);
+    return await new Subscription<T>(request, this.#openSubscription, this.#following(options)).opened();
+  }
+
+  readonly #openSubscription: OpenSubscription = (request, withinMs) =>
+    this.#transport.stream(SowService.method.subscribe, request, "the subscription", undefined, withinMs);
+
+  #following({ retryForMs, onInterruption }: Pick<SubscribeOptions, "retryForMs" | "onInterruption">): FollowingOptions {
+    return {
+      retryForMs: milliseconds(retryForMs ?? RETRY_FOR_MS, "retryForMs"),
+      connectTimeoutMs: this.#connectTimeoutMs,
+      onInterruption,
+      elsewhere: this.#transport.isOfMany,
+    };
   }
 
   // ---- everything else ----

@@ -35,6 +35,7 @@ export type {
   CountOptions,
   DeleteOptions,
   DeltaOptions,
+  LiveResultOptions,
   PublisherOptions,
   PublishManyOptions,
   PublishOptions,
@@ -47,6 +48,7 @@ export type {
   TransactionOptions,
   ViewOptions,
 } from "./requests.js";
+export type { LiveResult, ResultChange } from "./results.js";
 export type { Instance } from "./search.js";
 export type { OnInterruption, Subscription } from "./subscription.js";
 export type { RemovalOptions, Transaction } from "./transaction.js";

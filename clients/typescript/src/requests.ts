@@ -7,6 +7,7 @@ import { invalid, type Refusal } from "./errors.js";
 import { type CreateTopicRequest, CreateTopicRequestSchema } from "./gen/sow/v1/admin_pb.js";
 import {
   KeyListSchema,
+  NamedExpressionSchema,
   type Projection,
   ProjectionSchema,
   type PublishRequest,
@@ -174,6 +175,20 @@ export interface SubscribeOptions extends ProjectionOptions {
   /** How long it tries to repair a broken connection. 5 minutes. */
   readonly retryForMs?: number;
   readonly onInterruption?: OnInterruption;
+}
+
+/** Which list a live result is; the rest as for `query` and `subscribe` (rule S10). */
+export interface LiveResultOptions
+  extends Pick<QueryOptions, "groupBy" | "aggregate" | "having">,
+    Pick<SubscribeOptions, "parameters" | "progress" | "select" | "exclude" | "batchSize" | "retryForMs" | "onInterruption"> {
+  /** Such as "/price DESC, /symbol". Needed, except with `groupBy` or `aggregate`. */
+  readonly orderBy?: string;
+  /** At most so many records; with `skipN` at most 10,000. Needed with `orderBy`, except with `groupBy` or `aggregate`. */
+  readonly topN?: number;
+  /** The list begins behind so many records. */
+  readonly skipN?: number;
+  /** The list changes at most once per interval. 100 ms; of groups 1 s. */
+  readonly conflation?: Duration;
 }
 
 export interface TouchOptions {
@@ -439,6 +454,34 @@ export function subscribeRequest(topics: Topics, options: SubscribeOptions, sow:
     batchSize: count(options.batchSize, "batchSize"),
     ...present({ select: projection(options) }),
   });
+}
+
+/** A live result: of records, or of the results of groups. */
+export function liveResultRequest(topic: string, filter: string, options: LiveResultOptions): SubscribeRequest {
+  if (typeof topic !== "string") {
+    throw ofOtherType("topic", topic);
+  }
+  const { orderBy = "", topN, skipN, having = "" } = options;
+  const groupBy = expressions(options.groupBy, "groupBy");
+  const aggregate = expressions(options.aggregate, "aggregate");
+  if (groupBy.length === 0 && aggregate.length === 0 && having === "") {
+    if (orderBy === "") {
+      throw invalid("orderBy", "is needed, or groupBy or aggregate");
+    }
+    if (topN === undefined) {
+      throw invalid("topN", "is needed with orderBy");
+    }
+  }
+  const { parameters, conflation, progress = "1s", select, exclude, batchSize } = options;
+  const followed = present({ parameters, conflation, select, exclude, batchSize });
+  const request = subscribeRequest(topic, { filter, oof: true, progress, ...followed }, true);
+  request.orderBy = orderBy;
+  request.topN = BigInt(count(topN, "topN", 1));
+  request.skipN = BigInt(count(skipN, "skipN"));
+  request.groupBy = groupBy.map((one) => create(NamedExpressionSchema, one));
+  request.aggregate = aggregate.map((one) => create(NamedExpressionSchema, one));
+  request.having = having;
+  return request;
 }
 
 function startOf(start: SubscribeOptions["start"]): SubscribeRequest["start"] {

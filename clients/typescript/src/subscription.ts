@@ -1,8 +1,8 @@
 /**
  * Following topics: every change once and in order, however often the connection breaks (rules S1 to S7).
  *
- * `SubscriptionCore` is the whole machine, without I/O and without a clock. `Subscription` carries frames to it, and makes
- * the calls that it asks for.
+ * `FollowingCore` decides when to call again, and `SubscriptionCore` with it is the whole machine, without I/O and without
+ * a clock. `Following` carries frames to it, and makes the calls that it asks for.
  *
  *   [1]  A change is handed out once. A repeated call continues after the position reached. A position inside an atomic
  *        request makes the server send that whole request again; its changes that were handed out before are dropped.
@@ -23,6 +23,7 @@ import {
   SubscribeRequestSchema,
   type SubscribeResponse,
 } from "./gen/sow/v1/sow_pb.js";
+import type { RecordColumns } from "./gen/sow/v1/types_pb.js";
 import { type Change, type JsonObject, recordsOf } from "./records.js";
 import { Backoff, CUT_REASONS, streamError } from "./statuses.js";
 import { type Frames, RECONNECT_MS } from "./transport.js";
@@ -50,120 +51,215 @@ export interface CoreOptions {
   readonly onInterruption: OnInterruption | undefined;
 }
 
-/** Owns the position, the current frame, and the decision to call again. */
-export class SubscriptionCore<T = JsonObject> {
+/** `elsewhere`: there are other instances to go on at. */
+export interface FollowingOptions extends CoreOptions {
+  readonly elsewhere: boolean;
+}
+
+/** Owns the current frame, and the decision to call again. `C`: the changes that it hands out. */
+export abstract class FollowingCore<C> {
   /** The server has confirmed the subscription once. */
   stood = false;
-  readonly #request: SubscribeRequest;
+  /** Whether changes from before are still to come, as far as the server has told. */
+  behind = true;
+  protected readonly asked: SubscribeRequest;
+  protected readonly backoff = new Backoff();
+  protected standing = false; // the server has confirmed the current call
+  protected snapshot: boolean; // a snapshot is wanted, or not complete
   readonly #options: CoreOptions;
-  readonly #backoff = new Backoff();
-  #standing = false; // the server has confirmed the current call
   #interrupted = false; // `onInterruption` was told so
-  #snapshot: boolean; // a snapshot is wanted, or not complete
-  #shown = false; // something was handed out that a resync would have to take back
-  #position: string; // everything up to here was handed out; "": no position yet
-  #marks: string; // these end every bookmark until others come
-  #prefix: string; // epoch and dot: of these, bookmarks of single changes are made
-  #covers = false;
-  #behind = true;
-  #sequence = 0n; // of the last change of the current frame
-  #repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
-  #changes: readonly Change<T>[] = []; // of the current frame
+  #changes: readonly C[] = []; // of the current frame
   #taken = 0; // of these
-  #after = ""; // the position once all of them were handed out; "": unchanged
 
   constructor(request: SubscribeRequest, options: CoreOptions) {
-    const start = request.start.case === "bookmark" ? request.start.value : "";
-    this.#request = request;
+    this.asked = request;
     this.#options = options;
-    this.#snapshot = request.sow;
-    this.#position = start;
-    this.#marks = marksOf(start);
-    this.#prefix = prefixOf(start);
+    this.snapshot = request.sow;
   }
+
+  /** The position to continue from, after what was handed out; null while there is none. */
+  abstract get bookmark(): string | null;
+  /** Whether the server has everything that was handed out (rule F9). */
+  abstract get covers(): boolean;
+  /** The next call continues, or begins with a snapshot. */
+  protected abstract goOn(request: SubscribeRequest): void;
+  protected abstract feedChanges(batch: ChangeBatch): void;
+  protected abstract feedProgress(bookmark: string, covers: boolean): void;
+  protected abstract beginSnapshot(bookmark: string): void;
+  protected abstract feedSnapshot(topic: string, records: RecordColumns): void;
+  protected abstract endSnapshot(end: SnapshotEnd): void;
 
   // ---- changes ----
 
   /** The next change of the current frame; undefined: another frame is needed. */
-  take(): Change<T> | undefined {
+  take(): C | undefined {
     return this.#taken < this.#changes.length ? this.#changes[this.#taken++] : undefined;
   }
 
-  /** The position after the last change that was handed out; null while there is none to continue from. */
-  get bookmark(): string | null {
-    if (this.#taken === this.#changes.length) {
-      return this.#after || this.#position || null;
-    }
-    return this.#changes[this.#taken - 1]?.bookmark ?? (this.#position || null);
+  /** The change that was handed out last of a frame that has more; undefined: none, or all were. */
+  protected get last(): C | undefined {
+    return this.isTaken ? undefined : this.#changes[this.#taken - 1];
   }
 
-  /** Whether the server has everything that was handed out (rule F9). */
-  get covers(): boolean {
-    return this.#covers || !this.#marks.includes(";h=");
+  /** The whole current frame was handed out. */
+  protected get isTaken(): boolean {
+    return this.#taken === this.#changes.length;
   }
 
-  /** Whether changes from before are still to come, as far as the server has told. */
-  get behind(): boolean {
-    return this.#behind;
+  protected show(changes: readonly C[]): void {
+    this.#changes = changes;
+    this.#taken = 0;
   }
 
   // ---- frames ----
 
   /** Takes in the next frame of the current call. All changes before it must have been taken. */
   feed({ frame }: SubscribeResponse): void {
-    this.#settle();
-    if (frame.case === "changes" && this.#standing && !this.#snapshot) {
-      this.#feedChanges(frame.value);
-    } else if (frame.case === "progress" && !this.#snapshot) {
-      this.#feedProgress(frame.value.bookmark, frame.value.covers);
-      this.#behind = frame.value.behind;
-    } else if (frame.case === "snapshotBegin" && this.#snapshot && !this.#standing) {
-      this.#beginSnapshot(frame.value.bookmark);
-    } else if (frame.case === "snapshot" && this.#snapshot && this.#standing) {
+    this.settle();
+    if (frame.case === "changes" && this.standing && !this.snapshot) {
+      this.feedChanges(frame.value);
+    } else if (frame.case === "progress" && !this.snapshot) {
+      this.feedProgress(frame.value.bookmark, frame.value.covers);
+      this.behind = frame.value.behind;
+    } else if (frame.case === "snapshotBegin" && this.snapshot && !this.standing) {
+      this.beginSnapshot(frame.value.bookmark);
+    } else if (frame.case === "snapshot" && this.snapshot && this.standing) {
       const { topic, records } = frame.value;
-      const changes = records === undefined ? [] : recordsOf<T>(topic, records).map((record): Change<T> => {
-        return { op: "sow", reason: null, topic, bookmark: null, key: record.key, record };
-      });
-      this.#show(changes);
-    } else if (frame.case === "snapshotEnd" && this.#snapshot && this.#standing) {
-      this.#endSnapshot(frame.value);
+      if (records !== undefined) {
+        this.feedSnapshot(topic, records);
+      }
+    } else if (frame.case === "snapshotEnd" && this.snapshot && this.standing) {
+      this.backoff.reset();
+      this.endSnapshot(frame.value);
+      this.snapshot = this.behind = false;
     } else if (frame.case !== undefined) {
       throw malformed(`${frame.case} in the wrong place`);
     } // else a kind of frame that a newer server sends
   }
 
-  /** The whole current frame was handed out: its end is the position now ([2]). */
-  #settle(): void {
-    if (this.#taken < this.#changes.length) {
+  /** The whole current frame was handed out, and another one follows. */
+  protected settle(): void {
+    if (!this.isTaken) {
       throw new Error("a frame is asked for when the one before has been handed out");
     }
-    this.#position = this.#after || this.#position;
-    this.#after = "";
-    this.#show([]);
+    this.show([]);
   }
 
-  #show(changes: readonly Change<T>[]): void {
-    this.#changes = changes;
-    this.#taken = 0;
-    this.#shown ||= changes.length > 0;
-  }
-
-  #stand(): void {
+  protected stand(): void {
     if (!this.stood) {
-      this.#backoff.reset();
+      this.backoff.reset();
     }
-    this.#standing = this.stood = true;
+    this.standing = this.stood = true;
     if (this.#interrupted) {
       this.#interrupted = false;
       this.#options.onInterruption?.(null);
     }
   }
 
-  #feedProgress(bookmark: string, covers: boolean): void {
-    if (this.#standing) {
-      this.#backoff.reset(); // it has stood a while; the first one may come from a call that breaks right after it
+  // ---- calls ----
+
+  /** The request of the next call: everything after the position. `nowMs` as for `ended`. */
+  request(nowMs: number): SubscribeRequest {
+    this.settle();
+    if (!this.stood) {
+      this.backoff.begin(nowMs); // the wait for a first connection counts
     }
-    this.#stand();
+    this.standing = false;
+    this.behind = true;
+    const { $typeName, $unknown, ...fields } = this.asked;
+    const request = create(SubscribeRequestSchema, fields);
+    this.goOn(request);
+    return request;
+  }
+
+  /**
+   * Milliseconds to wait before the next call, after one that ended with `error`; throws if no call is to follow. `nowMs`
+   * is a monotonic clock, `jitter` a random number in [0, 1). `elsewhere`: there are other instances to go on at.
+   */
+  ended(error: SowError, { nowMs, jitter, elsewhere = false }: { nowMs: number; jitter: number; elsewhere?: boolean }): number {
+    const { reason } = error;
+    // After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
+    if (this.asked.sow && (RESYNC_REASONS.has(reason) || reason === "ACCESS_CHANGED")) {
+      this.snapshot = true;
+    } else if (!(PASSING_REASONS.has(reason) || (elsewhere && LOSS_REASONS.has(reason)) || this.leavesMarks(reason))) {
+      throw this.#failure(error);
+    }
+    const { retryForMs, connectTimeoutMs, onInterruption } = this.#options;
+    const limitMs = this.stood ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
+    const delay = this.backoff.delay(error, { nowMs, jitter, limitMs });
+    if (delay === undefined) {
+      throw this.#failure(error);
+    }
+    if (this.stood && !this.#interrupted) {
+      this.#interrupted = true;
+      onInterruption?.(error);
+    }
+    return delay;
+  }
+
+  /** True when the call can be made again without the marks of its bookmark. */
+  protected leavesMarks(_reason: string): boolean {
+    return false;
+  }
+
+  /** The error as the program gets it: with the position reached. */
+  #failure(error: SowError): SowError {
+    const { bookmark } = this;
+    return bookmark === null ? error : errorLike(error, error.text, { bookmark });
+  }
+}
+
+/** Owns the position of a subscription. */
+export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
+  #shown = false; // something was handed out that a resync would have to take back
+  #position: string; // everything up to here was handed out; "": no position yet
+  #marks: string; // these end every bookmark until others come
+  #prefix: string; // epoch and dot: of these, bookmarks of single changes are made
+  #covers = false;
+  #sequence = 0n; // of the last change of the current frame
+  #repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
+  #after = ""; // the position once all of them were handed out; "": unchanged
+
+  constructor(request: SubscribeRequest, options: CoreOptions) {
+    super(request, options);
+    const start = request.start.case === "bookmark" ? request.start.value : "";
+    this.#position = start;
+    this.#marks = marksOf(start);
+    this.#prefix = prefixOf(start);
+  }
+
+  override get bookmark(): string | null {
+    return this.isTaken ? this.#after || this.#position || null : this.last?.bookmark ?? (this.#position || null);
+  }
+
+  override get covers(): boolean {
+    return this.#covers || !this.#marks.includes(";h=");
+  }
+
+  /** Its end is the position now ([2]). */
+  protected override settle(): void {
+    super.settle();
+    this.#position = this.#after || this.#position;
+    this.#after = "";
+  }
+
+  protected override show(changes: readonly Change<T>[]): void {
+    super.show(changes);
+    this.#shown ||= changes.length > 0;
+  }
+
+  protected override feedSnapshot(topic: string, records: RecordColumns): void {
+    const changes = recordsOf<T>(topic, records).map((record): Change<T> => {
+      return { op: "sow", reason: null, topic, bookmark: null, key: record.key, record };
+    });
+    this.show(changes);
+  }
+
+  protected override feedProgress(bookmark: string, covers: boolean): void {
+    if (this.standing) {
+      this.backoff.reset(); // it has stood a while; the first one may come from a call that breaks right after it
+    }
+    this.stand();
     const prefix = prefixOf(bookmark);
     if (prefix !== this.#prefix) {
       this.#sequence = this.#repeated = 0n; // another instance has sequences of its own (rule F7)
@@ -174,27 +270,25 @@ export class SubscriptionCore<T = JsonObject> {
     this.#covers = covers;
   }
 
-  #beginSnapshot(bookmark: string): void {
-    this.#stand();
+  protected override beginSnapshot(bookmark: string): void {
+    this.stand();
     const resync: Change<T>[] = this.#shown
-      ? [{ op: "resync", reason: null, topic: this.#request.topic, bookmark: null }]
+      ? [{ op: "resync", reason: null, topic: this.asked.topic, bookmark: null }]
       : [];
     this.#position = this.#marks = "";
     this.#prefix = prefixOf(bookmark);
     this.#sequence = this.#repeated = 0n;
-    this.#show(resync);
+    this.show(resync);
     this.#shown = false;
   }
 
-  #endSnapshot({ bookmark, absentFields }: SnapshotEnd): void {
-    this.#backoff.reset();
-    this.#show([{ op: "snapshot_end", reason: null, topic: this.#request.topic, bookmark, absentFields }]);
+  protected override endSnapshot({ bookmark, absentFields }: SnapshotEnd): void {
+    this.show([{ op: "snapshot_end", reason: null, topic: this.asked.topic, bookmark, absentFields }]);
     this.#after = bookmark;
     this.#marks = marksOf(bookmark);
-    this.#snapshot = this.#behind = false;
-  }
+      }
 
-  #feedChanges(batch: ChangeBatch): void {
+  protected override feedChanges(batch: ChangeBatch): void {
     if (!batch.more && batch.bookmark === "") {
       throw malformed("changes without a bookmark");
     }
@@ -208,10 +302,10 @@ export class SubscriptionCore<T = JsonObject> {
       changes = changes.filter((_, index) => sequences[index]! > this.#repeated);
     }
     if (changes.length > 0) {
-      this.#backoff.reset();
+      this.backoff.reset();
       this.#sequence = last!;
     }
-    this.#show(changes);
+    this.show(changes);
     if (!batch.more) {
       this.#after = batch.bookmark + this.#marks;
       if (sequences.length > 0) {
@@ -220,51 +314,16 @@ export class SubscriptionCore<T = JsonObject> {
     }
   }
 
-  // ---- calls ----
-
-  /** The request of the next call: everything after the position. `nowMs` as for `ended`. */
-  request(nowMs: number): SubscribeRequest {
-    this.#settle();
-    if (!this.stood) {
-      this.#backoff.begin(nowMs); // the wait for a first connection counts
+  protected override goOn(request: SubscribeRequest): void {
+    if (!this.snapshot && this.#position !== "") {
+      this.#repeated = this.#sequence;
+      request.sow = false;
+      request.start = { case: "bookmark", value: this.#position };
     }
-    this.#standing = false;
-    this.#behind = true;
-    const { $typeName, $unknown, ...fields } = this.#request;
-    if (this.#snapshot || this.#position === "") {
-      return create(SubscribeRequestSchema, fields);
-    }
-    this.#repeated = this.#sequence;
-    return create(SubscribeRequestSchema, { ...fields, sow: false, start: { case: "bookmark", value: this.#position } });
-  }
-
-  /**
-   * Milliseconds to wait before the next call, after one that ended with `error`; throws if no call is to follow. `nowMs`
-   * is a monotonic clock, `jitter` a random number in [0, 1). `elsewhere`: there are other instances to go on at.
-   */
-  ended(error: SowError, { nowMs, jitter, elsewhere = false }: { nowMs: number; jitter: number; elsewhere?: boolean }): number {
-    const { reason } = error;
-    // After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
-    if (this.#request.sow && (RESYNC_REASONS.has(reason) || reason === "ACCESS_CHANGED")) {
-      this.#snapshot = true;
-    } else if (!(PASSING_REASONS.has(reason) || (elsewhere && LOSS_REASONS.has(reason)) || this.#leavesMarks(reason))) {
-      throw this.#failure(error);
-    }
-    const { retryForMs, connectTimeoutMs, onInterruption } = this.#options;
-    const limitMs = this.stood ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
-    const delay = this.#backoff.delay(error, { nowMs, jitter, limitMs });
-    if (delay === undefined) {
-      throw this.#failure(error);
-    }
-    if (this.stood && !this.#interrupted) {
-      this.#interrupted = true;
-      onInterruption?.(error);
-    }
-    return delay;
   }
 
   /** True when the call can be made again without the marks of its bookmark: an older server knows none (rule F6). */
-  #leavesMarks(reason: string): boolean {
+  protected override leavesMarks(reason: string): boolean {
     const plain = this.#position.split(";", 1)[0]!;
     if (reason !== "BOOKMARK_MALFORMED" || plain === this.#position || this.#position.includes(";h=")) {
       return false;
@@ -272,47 +331,40 @@ export class SubscriptionCore<T = JsonObject> {
     this.#position = plain;
     return true;
   }
-
-  /** The error as the program gets it: with the position reached. */
-  #failure(error: SowError): SowError {
-    const { bookmark } = this;
-    return bookmark === null ? error : errorLike(error, error.text, { bookmark });
-  }
 }
 
 /** Makes the call of a subscription; `withinMs` bounds the wait for a connection. */
 export type OpenSubscription = (request: SubscribeRequest, withinMs: number) => Promise<Frames<SubscribeResponse>>;
 
-/**
- * The changes of a topic as they come: an async iterator without an end, used by one reader at a time.
- *
- * When the connection breaks or the server restarts, it calls again and continues at its position: each change comes once,
- * and none is missing. Leaving a `for await` loop closes it, and so does `close` from anywhere; the iteration ends then.
- */
-export class Subscription<T = JsonObject> implements AsyncIterableIterator<Change<T>, undefined> {
-  readonly #core: SubscriptionCore<T>;
+/** An async iterator over what a core hands out, used by one reader at a time. */
+export abstract class Following<C> implements AsyncIterableIterator<C, undefined> {
+  readonly #core: FollowingCore<C>;
   readonly #open: OpenSubscription;
-  readonly #options: CoreOptions & { readonly elsewhere: boolean };
+  readonly #options: FollowingOptions;
   #call: Frames<SubscribeResponse> | undefined;
   #closed = false;
   #wake: (() => void) | undefined; // ends the wait for the next attempt
 
-  /** Made by `Client.subscribe` and `Client.sowAndSubscribe`. */
-  constructor(request: SubscribeRequest, open: OpenSubscription, options: CoreOptions & { readonly elsewhere: boolean }) {
-    this.#core = new SubscriptionCore<T>(request, options);
+  constructor(core: FollowingCore<C>, open: OpenSubscription, options: FollowingOptions) {
+    this.#core = core;
     this.#open = open;
     this.#options = options;
   }
 
-  /** Resolves once the subscription is established: no change from now on is missed. The client has called it already. */
+  /** Resolves once it is established: no change from now on is missed. The client has called it already. */
   async opened(): Promise<this> {
-    while (!this.#core.stood) {
+    while (!this.isReady) {
       if (this.#closed) {
         throw closed("subscription");
       }
       await this.#advance();
     }
     return this;
+  }
+
+  /** What `opened` waits for. */
+  protected get isReady(): boolean {
+    return this.#core.stood;
   }
 
   /**
@@ -350,7 +402,7 @@ export class Subscription<T = JsonObject> implements AsyncIterableIterator<Chang
     return this;
   }
 
-  async next(): Promise<IteratorResult<Change<T>, undefined>> {
+  async next(): Promise<IteratorResult<C, undefined>> {
     while (!this.#closed) {
       const change = this.#core.take();
       if (change !== undefined) {
@@ -362,7 +414,7 @@ export class Subscription<T = JsonObject> implements AsyncIterableIterator<Chang
   }
 
   /** The end of a loop. */
-  async return(): Promise<IteratorResult<Change<T>, undefined>> {
+  async return(): Promise<IteratorResult<C, undefined>> {
     this.close();
     return { done: true, value: undefined };
   }
@@ -429,5 +481,18 @@ export class Subscription<T = JsonObject> implements AsyncIterableIterator<Chang
       };
     });
     this.#wake = undefined;
+  }
+}
+
+/**
+ * The changes of a topic as they come: an async iterator without an end, used by one reader at a time.
+ *
+ * When the connection breaks or the server restarts, it calls again and continues at its position: each change comes once,
+ * and none is missing. Leaving a `for await` loop closes it, and so does `close` from anywhere; the iteration ends then.
+ */
+export class Subscription<T = JsonObject> extends Following<Change<T>> {
+  /** Made by `Client.subscribe` and `Client.sowAndSubscribe`. */
+  constructor(request: SubscribeRequest, open: OpenSubscription, options: FollowingOptions) {
+    super(new SubscriptionCore<T>(request, options), open, options);
   }
 }

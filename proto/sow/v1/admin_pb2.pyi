@@ -1352,6 +1352,7 @@ class ActiveSubscription(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     BEHIND_FIELD_NUMBER: _builtins.int
     QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Names it until it ends, such as "u12"."""
     session: _builtins.str
@@ -1376,6 +1377,10 @@ class ActiveSubscription(_message.Message):
     """true: it is served from the journal, as it began in the past or could not keep up."""
     queued_bytes: _builtins.int
     """Bytes of the changes that wait to be sent."""
+    @_builtins.property
+    def kept(self) -> Global___KeptResult:
+        """The list that the server keeps for it. Unset: it is no live result."""
+
     def __init__(
         self,
         *,
@@ -1391,14 +1396,49 @@ class ActiveSubscription(_message.Message):
         position: _builtins.str = ...,
         behind: _builtins.bool = ...,
         queued_bytes: _builtins.int = ...,
+        kept: Global___KeptResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "behind", b"behind", "durable", b"durable", "filter", b"filter", "id", b"id", "identity", b"identity", "position", b"position", "queued_bytes", b"queued_bytes", "session", b"session", "since_micros", b"since_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "behind", b"behind", "durable", b"durable", "filter", b"filter", "id", b"id", "identity", b"identity", "kept", b"kept", "position", b"position", "queued_bytes", b"queued_bytes", "session", b"session", "since_micros", b"since_micros", "topic", b"topic", "topic_pattern", b"topic_pattern"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ActiveSubscription: _TypeAlias = ActiveSubscription  # noqa: Y015
+
+@_typing.final
+class KeptResult(_message.Message):
+    """The list of a live result in the memory of the server (rule S12)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    """Its records, with the reserve behind the last one; or the results of groups."""
+    bytes: _builtins.int
+    """Their bytes."""
+    runs: _builtins.int
+    """How often the records were read, or the query of groups was run, since the list began."""
+    followers: _builtins.int
+    """The subscriptions that share it, this one included."""
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        runs: _builtins.int = ...,
+        followers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "followers", b"followers", "records", b"records", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptResult: _TypeAlias = KeptResult  # noqa: Y015
 
 @_typing.final
 class EndSubscriptionRequest(_message.Message):

@@ -103,6 +103,7 @@ class AggregateSource(FedSource):
         took = now - self._began_micros
         self._asks_from = now + REST * took
         self._around.has_read(why, took)
+        self.runs += 1
         if isinstance(run, StoreError):
             if run.reason in PASSING:
                 self._because, self._asks_from = why, max(self._asks_from, now + MICROS)
@@ -152,6 +153,10 @@ class AggregateSource(FedSource):
     def size(self) -> int:
         run = self._run
         return 0 if run is None else sum(map(len, run.keys)) + sum(map(len, run.payloads))
+
+    @property
+    def records(self) -> int:
+        return 0 if self._run is None else len(self._run.keys)
 
     def close(self) -> None:
         super().close()

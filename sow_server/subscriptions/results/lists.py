@@ -141,6 +141,7 @@ class ListSource(FedSource):
         """The best records were read."""
         took = self._around.elapsed() - reading.since_micros
         self._around.has_read(reading.why, took)
+        self.runs += 1
         self._reads_from = self._around.elapsed() + took
         self._absent = reading.snapshot.absent_fields
         complete = reading.snapshot.done and not reading.snapshot.truncated
@@ -202,6 +203,10 @@ class ListSource(FedSource):
     @property
     def size(self) -> int:
         return self._window.size + self._kept_size
+
+    @property
+    def records(self) -> int:
+        return len(self._window) + len(self._kept)
 
     def close(self) -> None:
         super().close()

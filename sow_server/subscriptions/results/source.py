@@ -73,6 +73,8 @@ class Source(ABC):
         self._source_count: Final = sources
         self._rest_until = 0
         """No other result is made before [4]."""
+        self.runs = 0
+        """How often its records were read, or its query was run."""
         self.result: Result | None = None
         self.error: StoreError | None = None
         """The error with which it has ended."""
@@ -116,6 +118,11 @@ class Source(ABC):
     @abstractmethod
     def size(self) -> int:
         """Bytes of memory."""
+
+    @property
+    @abstractmethod
+    def records(self) -> int:
+        """Records, or results of groups, that are kept."""
 
     @abstractmethod
     def close(self) -> None:

@@ -30,7 +30,7 @@ from tests.support.servers.server import unmeasured
 
 PUBLIC = {
     "AccessDecision",
-    "CallerSession", "ActiveSubscription", "ConfigSetting", "DurableConsumer",
+    "CallerSession", "ActiveSubscription", "KeptResult", "ConfigSetting", "DurableConsumer",
     "ExpiryHorizon", "Figures", "LatencyFigures", "LinkFigures", "LogLevel", "LogLine", "TopicFigures",
     "History", "PastChange", "TopicDue",
     "Identity",

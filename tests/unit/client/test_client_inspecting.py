@@ -7,7 +7,15 @@ from datetime import timedelta
 import pytest
 
 from sow.v1 import admin_pb2
-from sow_client import ActiveSubscription, ConfigSetting, Figures, InvalidArgument, LatencyFigures, Unavailable
+from sow_client import (
+    ActiveSubscription,
+    ConfigSetting,
+    Figures,
+    InvalidArgument,
+    KeptResult,
+    LatencyFigures,
+    Unavailable,
+)
 from tests.support.fakes.called_server import Server, loop, script, server
 from tests.support.fakes.scripted import SECONDS_MAX
 
@@ -48,6 +56,7 @@ def test_subscriptions_and_the_end_of_one(server: Server) -> None:
     message = admin_pb2.ActiveSubscription(
         id="u4", session="s2", identity="desk", address="ipv4:1.2.3.4:5", since_micros=SECOND, topic="orders",
         filter="/px > 2", position="e.7", behind=True, queued_bytes=9,
+        kept=admin_pb2.KeptResult(records=110, bytes=4_096, runs=2, followers=3),
     )  # fmt: skip
     request = server.answer(
         "ListSubscriptions", admin_pb2.ListSubscriptionsResponse(subscriptions=[message], head_bookmark="e.9")
@@ -55,6 +64,7 @@ def test_subscriptions_and_the_end_of_one(server: Server) -> None:
     (found,) = call.result(SECONDS_MAX)
     assert isinstance(found, ActiveSubscription)
     assert (found.id, found.session, found.filter, found.position, found.behind) == ("u4", "s2", "/px > 2", "e.7", True)
+    assert found.kept == KeptResult(110, 4_096, 2, 3)
     assert request == admin_pb2.ListSubscriptionsRequest(topic="orders")
 
     ended = server.begin(lambda: server.client.end_subscription("u4"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from sow.v1 import sow_pb2
 from sow_client import Change, InvalidArgument, Record
 from sow_client._live_result import ResultCore, applied, differences, result_request
-from sow_client.errors import InternalError
+from sow_client.errors import InternalError, SowError, Unavailable
 from sow_server.subscriptions.results import window
 from tests.support.stores.live_views import CUT, LiveServer
 from tests.support.stores.stores import SECOND, Rig
@@ -20,29 +20,41 @@ from tests.support.stores.subscribers import JSON, Follower, px
 State = list[tuple[str, int, bytes]]
 
 
+def query(top: int, skip: int, field: str = "/px", *, batch_size: int = 2) -> sow_pb2.SubscribeRequest:
+    return result_request(
+        "orders",
+        "/px > 0",
+        None,
+        order_by=[f"{field} DESC", "@key"],
+        top_n=top,
+        skip_n=skip,
+        group_by=None,
+        aggregate=None,
+        having=None,
+        conflation="1s",
+        progress="1s",
+        select=None,
+        exclude=None,
+        batch_size=batch_size,
+    )
+
+
 class Program:
     """A live result, its calls, and a list that applies everything that it tells."""
 
-    def __init__(self, server: LiveServer, *, top: int = 3, skip: int = 0, batch_size: int = 2) -> None:
-        request = result_request(
-            "orders",
-            "/px > 0",
-            None,
-            order_by=["/px DESC", "@key"],
-            top_n=top,
-            skip_n=skip,
-            group_by=None,
-            aggregate=None,
-            having=None,
-            conflation="1s",
-            progress="1s",
-            select=None,
-            exclude=None,
-            batch_size=batch_size,
-        )
+    def __init__(
+        self,
+        server: LiveServer,
+        *,
+        top: int = 3,
+        skip: int = 0,
+        batch_size: int = 2,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> None:
+        request = query(top, skip, batch_size=batch_size)
         self.top, self.skip = top, skip
         self.server = server
-        self.core = ResultCore(request, retry_for=float("inf"), connect_timeout=5.0)
+        self.core = ResultCore(request, retry_for=float("inf"), connect_timeout=5.0, on_interruption=on_interruption)
         self.told: list[Change] = []
         self.list: list[Record] = []
         self._follower: Follower | None = None
@@ -73,6 +85,16 @@ class Program:
             self._follower.close()
             self._follower = None
             self.core.ended(CUT, now=0.0, jitter=0.5)
+
+    def change(self, *, top: int, skip: int, field: str = "/px") -> None:
+        """Asks for another query."""
+        self.core.change(query(top, skip, field))
+        if self._follower is not None:
+            with pytest.raises(Unavailable):
+                self.core.feed(sow_pb2.SubscribeResponse())
+        self.cut()
+        if field == "/px":
+            self.top, self.skip = top, skip
 
     def state(self) -> State:
         return state(self.core.rows)
@@ -114,7 +136,7 @@ def test_a_program_that_applies_the_changes_has_the_list(rig: Rig, seed: int, mo
                     rig.put("orders", key, px(chance.randrange(6)), ttl=SECOND)
                 case _:
                     rig.put("orders", key, px(chance.randrange(6)))
-        match chance.randrange(6):
+        match chance.randrange(7):
             case 0:
                 program.cut()
                 program.call()
@@ -125,6 +147,10 @@ def test_a_program_that_applies_the_changes_has_the_list(rig: Rig, seed: int, mo
             case 2:
                 rig.time.tick(SECOND)
                 rig.store.sweep()
+            case 3:
+                program.change(top=chance.randint(1, 4), skip=chance.choice([0, 2]))
+                program.call()
+                assert not program.core.changing
             case _:
                 program.hear()
         assert state(program.list) == program.state(), seed
@@ -214,3 +240,50 @@ def test_bounds_that_mean_nothing_are_refused_here(options: dict[str, int], fiel
             exclude=None,
             batch_size=1,
         )
+
+
+def test_changes_that_were_not_handed_out_come_before_those_of_the_next_query(rig: Rig) -> None:
+    for number in range(1, 7):
+        rig.put("orders", f"k{number}", px(number))
+    program = Program(LiveServer(rig), top=2)
+    program.call()
+    rig.put("orders", "k7", px(7))
+    server, core = program.server, program.core
+    assert program._follower is not None
+    while core.rows[0].key != "k7":
+        rig.time.tick(SECOND)
+        for frame in server.frames(program._follower, frames_max=1):
+            core.feed(frame)
+    first = core.take()
+    assert first is not None
+    assert (first.op, first.key) == ("oof", "k5")
+    core.change(query(2, 2))
+    program._follower.close()
+    assert core.ended(CUT, now=0.0, jitter=0.0) == 0.0
+    assert [record.key for record in core.rows] == ["k7", "k6"], "the list before, until the next one is there"
+    program.call()
+    assert [(change.op, change.key) for change in program.told] == [
+        ("put", "k7"),
+        ("oof", "k7"),
+        ("oof", "k6"),
+        ("put", "k5"),
+        ("put", "k4"),
+    ]
+    assert [record.key for record in core.rows] == ["k5", "k4"]
+
+
+def test_a_query_that_is_refused_changes_nothing(rig: Rig) -> None:
+    rig.put("orders", "k1", px(1))
+    interruptions: list[SowError | None] = []
+    program = Program(LiveServer(rig), on_interruption=interruptions.append)
+    program.call()
+    program.change(top=2, skip=0, field="px")
+    program.core.request(now=0.0)
+    error = InvalidArgument("no", reason="FILTER_INVALID")
+    assert program.core.ended(error, now=0.0, jitter=0.0) == 0.0
+    assert (program.core.changing, program.core.refused) == (False, error)
+    rig.put("orders", "k2", px(2))
+    program.call()
+    assert [change.key for change in program.told] == ["k2"]
+    assert program.state() == program.wanted()
+    assert interruptions == [], "the calls have ended on purpose"

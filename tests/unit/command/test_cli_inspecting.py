@@ -13,6 +13,7 @@ from sow_client import (
     DurableConsumer,
     ExpiryHorizon,
     Figures,
+    KeptResult,
     LinkFigures,
     LogLine,
     PastChange,
@@ -75,13 +76,17 @@ def test_sessions_list_subscriptions_and_end_one(client: FakeClient, monkeypatch
         "u4", "s2", "desk", "ipv4:1.2.3.4:5", NOW, "", "ord.*", "/px > 2", "", "4f9d.12", behind=True, queued_bytes=2048
     )
     client.active = [one, replace(one, id="u5", topic="orders", topic_pattern="", durable="billing")]
+    client.active.append(replace(one, id="u6", kept=KeptResult(1_110, 4_096, 2, 3)))
 
     listed = rows(run(client, "sessions", "--subscriptions"))
     table = run(client, "sessions", "--subscriptions", "--topic", "orders", "--format", "table").stdout
 
     assert (listed[0]["topic_pattern"], listed[0]["filter"], listed[0]["queued_bytes"]) == ("ord.*", "/px > 2", 2048)
     assert (listed[1]["topic"], listed[1]["durable"], listed[1]["session"]) == ("orders", "billing", "s2")
+    assert [listed[2][name] for name in ("kept_records", "kept_bytes", "runs", "kept_for")] == [1_110, 4_096, 2, 3]
+    assert listed[0].get("kept_records") is None
     assert "ord.*" in table
+    assert "1,110, 4.0 KiB, 2 runs" in table
     assert client.arguments_of("subscriptions") == {"topic": "orders"}
     assert rows(run(client, "sessions", "--end", "u4")) == [{"ended_calls": 1}]
     assert client.arguments_of("end_subscription") == {"id": "u4"}

@@ -68,6 +68,32 @@ test("a subscription misses and repeats nothing over kills, and a publisher appl
   changes.close();
 });
 
+test("a live result tells the differences over a kill (rule S13)", { skip }, async (t) => {
+  const server = await Server.start(t, config("a"));
+  const client = new Client(server.address);
+  t.after(() => client.close());
+  await client.publishMany("orders", [1, 2, 3].map((id) => ({ id, price: id })));
+  const interruptions: (string | null)[] = [];
+  const onInterruption = (error: SowError | null) => interruptions.push(error?.reason ?? null);
+  const best = await client.liveResult<{ price: number }>("orders", "", { orderBy: "/price DESC", topN: 2, onInterruption });
+  const own = new Map(best.list().map((record) => [record.key, record.data.price]));
+  assert.deepEqual([...own], [["3", 3], ["2", 2]]);
+  await server.kill();
+  await server.start();
+  await client.publish("orders", { id: 4, price: 4 });
+  while (best.list()[0]!.key !== "4" || interruptions.length < 2) {
+    const { value: change } = await best.next();
+    change!.op === "put" ? own.set(change!.key, change!.record.data.price) : own.delete(change!.key);
+  }
+  for (let rest = best.list().length; own.size !== rest || !own.has("4"); ) {
+    const { value: change } = await best.next(); // the list is ahead of those that are not handed out yet
+    change!.op === "put" ? own.set(change!.key, change!.record.data.price) : own.delete(change!.key);
+  }
+  assert.deepEqual([...own].sort(), [["3", 3], ["4", 4]]);
+  assert.equal(interruptions.at(-1), null);
+  best.close();
+});
+
 test("calls go on at the next instance that serves, and stay there", { skip }, async (t) => {
   const [a, b] = await Promise.all([Server.start(t, config("a")), Server.start(t, config("b"))]);
   const moves: string[] = [];

@@ -341,6 +341,35 @@ describe("one server", { skip: NO_SERVER }, () => {
     ]);
   });
 
+  test("a live result is the list of the query, with each change at its place (rules S10, S11)", async () => {
+    await client.call(AdminService.method.createTopic, { name: "ranked", settings: { key: ["/id"] } });
+    await client.publishMany("ranked", [4, 3, 2, 1].map((price) => ({ id: `r${price}`, price, side: price % 2 })));
+    const best = await client.liveResult<Order>("ranked", "/price > 0", { orderBy: "/price DESC", topN: 2, skipN: 1 });
+    const keys = () => best.list().map(({ key }) => key);
+    assert.deepEqual(keys(), ["r3", "r2"]);
+    await client.publish("ranked", { id: "r1", price: 3.5, side: 1 });
+    const told: unknown[][] = [];
+    const until = async (wanted: string[]): Promise<void> => {
+      for (let isWhole = false; !isWhole || keys().join() !== wanted.join(); ) {
+        const { value: change } = await best.next();
+        isWhole = change!.bookmark !== null;
+        told.push([change!.op, change!.reason, change!.key, change!.op === "put" ? change!.position : change!.previous.data.price]);
+      }
+    };
+    await until(["r1", "r3"]);
+    await client.delete("ranked", { keys: ["r1"] });
+    await until(["r3", "r2"]);
+    best.close();
+    assert.deepEqual(told.slice(0, 2), [["oof", "window", "r2", 2], ["put", null, "r1", 0]]);
+    assert.deepEqual(told.slice(2), [["oof", "deleted", "r1", 3.5], ["put", null, "r2", 1]]);
+    const sums = { groupBy: ["/side"], aggregate: { total: "SUM(/price)" }, orderBy: "/total" };
+    const sides = await client.liveResult<{ side: number; total: number }>("ranked", "", sums);
+    assert.deepEqual(sides.list().map(({ data }) => data), [{ side: 1, total: 3 }, { side: 0, total: 6 }]);
+    sides.close();
+    await assert.rejects(client.liveResult("ranked", "", { orderBy: "/price" }), refusedAs("INVALID_ARGUMENT"));
+    await assert.rejects(client.liveResult("ranked", "", { orderBy: "/price", topN: 10_001 }), refusedAs("INVALID_ARGUMENT"));
+  });
+
   test("a subscription starts where a publish ended, or at the earliest change", async () => {
     const done = await client.publish("orders", { id: "t1", price: 1 });
     await client.publish("orders", { id: "t2", price: 1 });
