@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sow_peering import TopicKind
@@ -26,6 +28,7 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    MessageType,
     Publish,
     Request,
     Restamp,
@@ -121,6 +124,20 @@ def test_fields_of_a_record_may_be_objects_and_what_is_no_json_is_null(rig: View
     rig.create_view("slim", "orders", select=["/tags", "/px / /qty AS each", "/missing"])
     order(rig, "1", qty=0, px=1, tags={"a": [1, "ü"]})
     assert rig.content("slim") == {"1": {"tags": {"a": [1, "ü"]}, "each": None, "missing": None}}
+
+
+def test_names_and_numbers_inside_an_object_that_json_does_not_have_end_nothing(rig: ViewRig) -> None:
+    """A msgpack object whose names were bytes or arrays ended all writes: TypeError, and the next start met it again."""
+    rig.create_topic("packed", TopicSettings(message_type=MessageType.MSGPACK))
+    rig.create_view("slim", "packed", select=["/v"])
+    inside = ({b"x": 1, "a": 2}, {(1, 2): 3}, {1: 2, math.inf: 4}, [[math.inf], {"b": math.nan}], b"x", [b"x"])
+    for number, value in enumerate(inside):
+        rig.run(Publish("packed", [msgspec.msgpack.encode({"v": value})], [str(number)]))
+    found = [one["v"] for one in rig.content("slim").values()]
+    assert found == [{"a": 2}, {}, {"1": 2}, [[None], {"b": None}], None, [None]]
+    assert rig.topic("slim").ungrouped == 0
+    rig.delete("packed", *rig.content("slim"))
+    assert rig.content("slim") == {}
 
 
 def test_the_greatest_value_may_leave(rig: ViewRig) -> None:
