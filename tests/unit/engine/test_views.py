@@ -13,7 +13,7 @@ import pytest
 
 from sow_peering import TopicKind
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.derived import VIEWS_MAX, building
+from sow_server.engine.derived import VIEWS_MAX, building, views
 from sow_server.engine.disk.layout import VIEW_KEY
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import META, VIEWS
@@ -127,7 +127,7 @@ def test_fields_of_a_record_may_be_objects_and_what_is_no_json_is_null(rig: View
 
 
 def test_names_and_numbers_inside_an_object_that_json_does_not_have_end_nothing(rig: ViewRig) -> None:
-    """A msgpack object whose names were bytes or arrays ended all writes: TypeError, and the next start met it again."""
+    """A msgpack object whose names were bytes or arrays ended all writes, with a TypeError."""
     rig.create_topic("packed", TopicSettings(message_type=MessageType.MSGPACK))
     rig.create_view("slim", "packed", select=["/v"])
     inside = ({b"x": 1, "a": 2}, {(1, 2): 3}, {1: 2, math.inf: 4}, [[math.inf], {"b": math.nan}], b"x", [b"x"])
@@ -160,6 +160,25 @@ def test_the_next_greatest_is_none_that_the_same_commit_deletes(rig: ViewRig) ->
         order(rig, key, px=px)
     rig.delete("orders", "2", "3")
     assert rig.content("high") == {"*": {"high": 5}}
+
+
+def test_rows_that_are_remembered_have_a_bound_in_bytes(rig: ViewRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only their number had one: with texts of 100 KB as names of groups, 200,000 of them were 20 GB."""
+    monkeypatch.setattr(views, "ROWS_BYTES_MAX", 200_000)
+    rig.create_view("n", "orders", group_by=["/account"], select=["COUNT(*) AS n", "MAX(/text) AS most"])
+    for start in range(0, 2000, 100):
+        payloads = [json.dumps({"account": f"{number}", "text": "x" * 250}).encode() for number in range(100)]
+        rig.run(Publish("orders", payloads, [f"k{start + number}" for number in range(100)]))
+    (view,) = rig.store.views._of_source[rig.topic("orders").id]
+    assert 50 < len(view.rows) < 500
+    view.rows.__init__()  # type: ignore[misc]  # it begins anew
+    for start in range(0, 40, 10):
+        payloads = [json.dumps({"account": "y" * 100_000}).encode()] * 10
+        rig.run(Publish("orders", payloads, [f"k{start + number}" for number in range(10)]))
+    assert len(view.rows) == 40, "such a text is the name of no group, and nothing of it is kept"
+    assert not any("yyy" in str(row) for row in view.rows._young.values())
+    assert rig.topic("n").ungrouped == 40
+    rig.check("n")
 
 
 def test_a_key_that_changes_twice_in_a_commit_counts_once(rig: ViewRig) -> None:
