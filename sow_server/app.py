@@ -45,6 +45,7 @@ from sow_server.config import (
 )
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
+from sow_server.engine.derived import VIEWS_MAX
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
@@ -52,6 +53,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
+from sow_server.engine.values.views import ViewDefinition
 from sow_server.linking import InstanceLinks, LinkingError, link
 from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
@@ -507,7 +509,8 @@ def declare_topics(
     for name, view in views.items():  # first: they may keep their sources from being altered
         there = store.topics.by_name.get(name)
         if there is not None and there.view not in (None, view.definition):
-            _check_definition(store, name, view)  # a view with its durables does not go for one that is refused
+            # A view with its durables does not go for one that is refused.
+            _check_definition(store, name, view.definition, declared, views)
             finish(name, administration.delete_topic(name, force=True, in_config=True))
 
     for name, settings in declared.items():
@@ -527,13 +530,33 @@ def declare_topics(
             finish(name, administration.release_topic(name))
 
 
-def _check_definition(store: Store, name: str, view: DeclaredView) -> None:
-    source = store.topics.by_name.get(view.definition.source)
+def _check_definition(
+    store: Store,
+    name: str,
+    definition: ViewDefinition,
+    declared: Mapping[str, Declared],
+    views: Mapping[str, DeclaredView],
+) -> None:
+    """Raises StartError for a definition of an existing view that could not be made. The file may be about to make its
+    source."""
+    source_name = definition.source
+    source = store.topics.by_name.get(source_name)
+    refusal = ""
     try:
-        if source is not None:
-            view_plan(view.definition, source)
+        if source_name in views or (source is not None and source.view is not None):
+            refusal = f"view.source: {source_name} is a view, and a view is no source of another one"
+        elif source is not None and not source.reserved:
+            view_plan(definition, source)
+            kept = [view.name for view in source.views if view.name not in views]
+            count = len(kept) + sum([view.definition.source == source_name for view in views.values()])
+            if count > VIEWS_MAX:
+                refusal = f"view.source: {source_name} would have {count} views, more than {VIEWS_MAX}"
+        elif source_name not in declared:
+            refusal = f"view.source: there is no topic {source_name}"
     except StoreError as error:
-        raise StartError(f"[views.{name}]: {error.message}") from error
+        refusal = error.message
+    if refusal:
+        raise StartError(f"[views.{name}]: {refusal}")
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from sow_peering import TopicKind
+from sow_server.app import StartError, declare_topics
+from sow_server.config import DeclaredView
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.derived import VIEWS_MAX, building, views
 from sow_server.engine.disk.layout import VIEW_KEY
@@ -38,7 +40,7 @@ from sow_server.engine.values.model import (
 )
 from tests.support.stores.replicas import ship
 from tests.support.stores.stores import SECOND, FakeTime, FaultyRocks
-from tests.support.stores.views import ViewRig
+from tests.support.stores.views import ViewRig, definition
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
 TOTALS = ("COUNT(*) AS n", "SUM(/qty) AS qty", "AVG(/px) AS px")
@@ -528,3 +530,31 @@ def test_each_instance_computes_its_own_and_they_agree(tmp_path: Path) -> None:
     assert rigs[1].store.replicas.sources.announced.check(kind).reason == Reason.TOPIC_DIFFERS
     for rig in rigs:
         rig.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("gone", "view.source: there is no topic gone"),
+        ("other", "view.source: other is a view, and a view is no source of another one"),
+        ("full", "view.source: full would have 9 views, more than 8"),
+        ("packed", "view.select: topic packed is binary, its payloads have no fields; ask for metadata such as @key"),
+    ],
+)
+def test_a_view_of_the_file_does_not_go_for_a_definition_that_is_refused(rig: ViewRig, source: str, fault: str) -> None:
+    """The view went with its durables, and then the start failed: only expressions were looked at before."""
+    for name in ("full", "packed"):
+        rig.create_topic(name, TopicSettings(message_type=MessageType.BINARY if name == "packed" else MessageType.JSON))
+    for number in range(VIEWS_MAX):
+        rig.create_view(f"v{number}", "full", select=["COUNT(*) AS n"])
+    rig.create_view("other", "orders", select=["COUNT(*) AS n"])
+    views_before = DeclaredView(definition("orders", group_by=["/a"], select=["COUNT(*) AS n"]), {})
+    declare_topics(rig.store, {}, {"kept": views_before})
+    made = rig.topic("kept")
+    changed = DeclaredView(definition(source, group_by=["/a"], select=["COUNT(*) AS n"]), {})
+    with pytest.raises(StartError) as refused:
+        declare_topics(rig.store, {}, {"kept": changed})
+    assert str(refused.value) == f"[views.kept]: {fault}"
+    assert rig.topic("kept") is made
+    declare_topics(rig.store, {"gone": {}}, {"kept": DeclaredView(definition("gone", select=["/a"]), {})})
+    assert rig.topic("kept").view == definition("gone", select=["/a"])
