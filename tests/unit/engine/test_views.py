@@ -532,6 +532,23 @@ def test_each_instance_computes_its_own_and_they_agree(tmp_path: Path) -> None:
         rig.close()
 
 
+def test_a_peer_that_is_behind_holds_no_view(tmp_path: Path) -> None:
+    """V9: a view was not deleted before the peer had its changes, which are never sent, and its journal was kept."""
+    rig = linked(tmp_path, "a", "b", FakeTime())
+    rig.create_topic("orders", JSON)
+    totals(rig)
+    for number in range(5):
+        order(rig, str(number))
+    assert rig.store.replicas.peers.of(rig.topic("orders")) == ["b"]
+    rig.alter_topic("totals", retain_bytes=0, retain_time_micros=0)
+    rig.prune()
+    assert rig.journal("totals") == []
+    order(rig, "more")
+    rig.delete_topic("totals")
+    assert refusal(lambda: rig.delete_topic("orders")).reason is Reason.PEER_BEHIND
+    rig.close()
+
+
 @pytest.mark.parametrize(
     ("source", "fault"),
     [
