@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -45,7 +45,6 @@ from sow_server.config import (
 )
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
-from sow_server.engine.derived import VIEWS_MAX
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
@@ -53,7 +52,6 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
-from sow_server.engine.values.views import ViewDefinition
 from sow_server.linking import InstanceLinks, LinkingError, link
 from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
@@ -61,7 +59,7 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
-from sow_server.query.view_plans import view_plan
+from sow_server.query.view_plans import check_definition, view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -510,7 +508,7 @@ def declare_topics(
         there = store.topics.by_name.get(name)
         if there is not None and there.view not in (None, view.definition):
             # A view with its durables does not go for one that is refused.
-            _check_definition(store, name, view.definition, declared, views)
+            _check_definition(store, name, declared, views)
             finish(name, administration.delete_topic(name, force=True, in_config=True))
 
     for name, settings in declared.items():
@@ -530,33 +528,12 @@ def declare_topics(
             finish(name, administration.release_topic(name))
 
 
-def _check_definition(
-    store: Store,
-    name: str,
-    definition: ViewDefinition,
-    declared: Mapping[str, Declared],
-    views: Mapping[str, DeclaredView],
-) -> None:
-    """Raises StartError for a definition of an existing view that could not be made. The file may be about to make its
-    source."""
-    source_name = definition.source
-    source = store.topics.by_name.get(source_name)
-    refusal = ""
+def _check_definition(store: Store, name: str, declared: Collection[str], views: Mapping[str, DeclaredView]) -> None:
+    definitions = {view: declared_view.definition for view, declared_view in views.items()}
     try:
-        if source_name in views or (source is not None and source.view is not None):
-            refusal = f"view.source: {source_name} is a view, and a view is no source of another one"
-        elif source is not None and not source.reserved:
-            view_plan(definition, source)
-            kept = [view.name for view in source.views if view.name not in views]
-            count = len(kept) + sum([view.definition.source == source_name for view in views.values()])
-            if count > VIEWS_MAX:
-                refusal = f"view.source: {source_name} would have {count} views, more than {VIEWS_MAX}"
-        elif source_name not in declared:
-            refusal = f"view.source: there is no topic {source_name}"
+        check_definition(definitions[name], store.topics.by_name, declared, definitions)
     except StoreError as error:
-        refusal = error.message
-    if refusal:
-        raise StartError(f"[views.{name}]: {refusal}")
+        raise StartError(f"[views.{name}]: {error.message}") from error
 
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:

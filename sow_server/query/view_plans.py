@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from json.encoder import encode_basestring
@@ -31,7 +31,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.fields import INTEGER_LIMIT, number_of
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
-from sow_server.engine.values.views import ViewDefinition
+from sow_server.engine.values.views import VIEWS_MAX, ViewDefinition
 from sow_server.filters import FilterError, Meta, parse
 from sow_server.filters.aggregate_calls import LONG, AggregateCalls
 from sow_server.filters.aggregate_values import Count, Distinct, Extreme, Sum, Types, clean, clean_names
@@ -94,6 +94,32 @@ def view_plan(definition: ViewDefinition, source: Topic) -> Plan:
     if settings.message_type is MessageType.FIX and (zeros := zeros_before(names)):
         raise _refused(Reason.EXPRESSION_INVALID, "view.select", zeros)
     return Plan(source, columns, where, tuple(names), groups, () if computed is None else computed.names)
+
+
+def check_definition(
+    definition: ViewDefinition,
+    topics: Mapping[str, Topic],
+    declared: Collection[str],
+    views: Mapping[str, ViewDefinition],
+) -> None:
+    """Raises StoreError for the new definition of a view that could not be made: TOPIC_NOT_FOUND, INVALID_ARGUMENT, and
+    as `view_plan`. `declared`: topics that the same file makes, `views`: all views of the file."""
+    name = definition.source
+    source = topics.get(name)
+    if name in views or (source is not None and source.view is not None):
+        raise _refused(
+            Reason.INVALID_ARGUMENT, "view.source", f"{name} is a view, and a view is no source of another one"
+        )
+    if source is None or source.reserved:
+        if name not in declared:
+            raise _refused(Reason.TOPIC_NOT_FOUND, "view.source", f"there is no topic {name}")
+        return
+    view_plan(definition, source)
+    others = sum([view.name not in views for view in source.views])
+    count = others + sum([view.source == name for view in views.values()])
+    if count > VIEWS_MAX:
+        message = f"{name} would have {count} views, more than {VIEWS_MAX}"
+        raise _refused(Reason.INVALID_ARGUMENT, "view.source", message)
 
 
 class Plan:

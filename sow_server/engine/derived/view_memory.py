@@ -111,6 +111,8 @@ class RowCache:
 def _memory_of(rows: Collection[Row]) -> int:
     """About how many bytes rows take."""
     values = list(chain.from_iterable(rows))
-    # A group of several values, and one that is no text, is named by pairs of a type and a value.
-    named = [value for name in values if type(name) is tuple for _, value in name]
-    return _ROW_BYTES * len(rows) + sum(map(getsizeof, values)) + sum(map(getsizeof, named))
+    size = _ROW_BYTES * len(rows) + sum(map(getsizeof, values))
+    if tuple in set(map(type, values)):
+        # A group of several values, and one that is no text, is named by pairs of a type and a value.
+        size += sum([getsizeof(value) for name in values if type(name) is tuple for _, value in name])
+    return size

@@ -46,12 +46,10 @@ from sow_server.engine.stored import (
 )
 from sow_server.engine.values.errors import OpenError, Reason, StoreError, no_topic
 from sow_server.engine.values.model import NEVER
-from sow_server.engine.values.views import ViewDefinition
+from sow_server.engine.values.views import VIEWS_MAX, ViewDefinition
 
 log = structlog.get_logger(__name__)
 
-VIEWS_MAX: Final = 8
-"""Views of one source (rule V1): each of its commits settles all of them."""
 READ_BYTES: Final = 16 * 2**20
 """Old records that are read at a time, about."""
 _NEVER_BYTES: Final = i64(NEVER)

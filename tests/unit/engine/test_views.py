@@ -15,7 +15,7 @@ from sow_peering import TopicKind
 from sow_server.app import StartError, declare_topics
 from sow_server.config import DeclaredView
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.derived import VIEWS_MAX, building, views
+from sow_server.engine.derived import building, views
 from sow_server.engine.disk.layout import VIEW_KEY
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import META, VIEWS
@@ -38,6 +38,7 @@ from sow_server.engine.values.model import (
     TopicSettings,
     Touch,
 )
+from sow_server.engine.values.views import VIEWS_MAX
 from tests.support.stores.replicas import ship
 from tests.support.stores.stores import SECOND, FakeTime, FaultyRocks
 from tests.support.stores.views import ViewRig, definition
