@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
-from sow_server.query.view_plans import view_plan
+from sow_server.query.view_plans import check_definition, view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -508,7 +508,8 @@ def declare_topics(
     for name, view in views.items():  # first: they may keep their sources from being altered
         there = store.topics.by_name.get(name)
         if there is not None and there.view not in (None, view.definition):
-            _check_definition(store, name, view)  # a view with its durables does not go for one that is refused
+            # A view with its durables does not go for one that is refused.
+            _check_definition(store, name, declared, views)
             finish(name, administration.delete_topic(name, force=True, in_config=True))
 
     for name, settings in declared.items():
@@ -528,11 +529,10 @@ def declare_topics(
             finish(name, administration.release_topic(name))
 
 
-def _check_definition(store: Store, name: str, view: DeclaredView) -> None:
-    source = store.topics.by_name.get(view.definition.source)
+def _check_definition(store: Store, name: str, declared: Collection[str], views: Mapping[str, DeclaredView]) -> None:
+    definitions = {view: declared_view.definition for view, declared_view in views.items()}
     try:
-        if source is not None:
-            view_plan(view.definition, source)
+        check_definition(definitions[name], store.topics.by_name, declared, definitions)
     except StoreError as error:
         raise StartError(f"[views.{name}]: {error.message}") from error
 

@@ -20,7 +20,7 @@ from operator import neg
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from sow_server.engine.values.fields import INTEGER_LIMIT, Kind, number_of
-from sow_server.filters.aggregate_calls import LONG, is_long
+from sow_server.filters.aggregate_calls import KEY_BYTES_MAX, LONG, is_long
 from sow_server.filters.values import first, text_of
 
 Types: TypeAlias = set[type]
@@ -68,7 +68,7 @@ def clean_names(column: Sequence[object]) -> tuple[Sequence[object], Types]:
     types = set(map(type, column))
     if types <= _NUMBERS:
         return column, types
-    if types == _TEXTS:  # one that is too long is the key of no group either
+    if types == _TEXTS and max(map(len, column)) <= KEY_BYTES_MAX:  # type: ignore[arg-type]  # all of them are texts
         return column, types
     named = [value if type(value) in _NAMING and not is_long(value) else None for value in column]
     return named, set(map(type, named))

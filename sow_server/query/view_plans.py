@@ -5,14 +5,15 @@
 [2]  Rows are divided among groups. A group takes what came and what went in one go, so that its cost is that of a
      group, not of each record.
 [3]  What cannot be in the view is `ungrouped`: a record in no group (rule Q12), one whose group would have an empty
-     key, which no record has, and one whose payload would be beyond PAYLOAD_BYTES_MAX or no JSON.
+     key, which no record has, and one whose payload would be beyond PAYLOAD_BYTES_MAX.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from json.encoder import encode_basestring
@@ -27,10 +28,10 @@ from sow_server.engine.derived.plans import Share as PlannedShare
 from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.stored import ordered, payloads, read_ordered
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.fields import number_of
+from sow_server.engine.values.fields import INTEGER_LIMIT, number_of
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MessageType
-from sow_server.engine.values.views import ViewDefinition
+from sow_server.engine.values.views import VIEWS_MAX, ViewDefinition
 from sow_server.filters import FilterError, Meta, parse
 from sow_server.filters.aggregate_calls import LONG
 from sow_server.filters.aggregate_values import Count, Distinct, Extreme, Sum, Types, clean, clean_names
@@ -94,6 +95,32 @@ def view_plan(definition: ViewDefinition, source: Topic) -> Plan:
     if settings.message_type is MessageType.FIX and (zeros := zeros_before(names)):
         raise _refused(Reason.EXPRESSION_INVALID, "view.select", zeros)
     return Plan(source, columns, where, tuple(names), groups, () if computed is None else computed.names)
+
+
+def check_definition(
+    definition: ViewDefinition,
+    topics: Mapping[str, Topic],
+    declared: Collection[str],
+    views: Mapping[str, ViewDefinition],
+) -> None:
+    """Raises StoreError for the new definition of a view that could not be made: TOPIC_NOT_FOUND, INVALID_ARGUMENT, and
+    as `view_plan`. `declared`: topics that the same file makes, `views`: all views of the file."""
+    name = definition.source
+    source = topics.get(name)
+    if name in views or (source is not None and source.view is not None):
+        raise _refused(
+            Reason.INVALID_ARGUMENT, "view.source", f"{name} is a view, and a view is no source of another one"
+        )
+    if source is None or source.reserved:
+        if name not in declared:
+            raise _refused(Reason.TOPIC_NOT_FOUND, "view.source", f"there is no topic {name}")
+        return
+    view_plan(definition, source)
+    others = sum([view.name not in views for view in source.views])
+    count = others + sum([view.source == name for view in views.values()])
+    if count > VIEWS_MAX:
+        message = f"{name} would have {count} views, more than {VIEWS_MAX}"
+        raise _refused(Reason.INVALID_ARGUMENT, "view.source", message)
 
 
 class Plan:
@@ -192,10 +219,7 @@ class Plan:
         return found, len(rows) - len(found)
 
     def _payload(self, values: Sequence[object]) -> bytes | None:
-        try:
-            members = "".join([name + _json(value) for name, value in zip(self.members, values, strict=True)])
-        except (ValueError, RecursionError):
-            return None
+        members = "".join([name + _json(value) for name, value in zip(self.members, values, strict=True)])
         payload = f"{{{members[1:]}}}".encode(errors="replace")
         return payload if len(payload) <= PAYLOAD_BYTES_MAX else None
 
@@ -440,7 +464,7 @@ def _finite_json(value: Scalar) -> str:
 
 
 def _json(value: object) -> str:
-    """A field of a document. Raises ValueError and RecursionError where it is no JSON."""
+    """A field of a document. Documents are nested at most 256 deep, so that none is too deep for this."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return scalar_json(value)  # type: ignore[arg-type]  # narrowed by `type() is`
@@ -449,8 +473,29 @@ def _json(value: object) -> str:
         return scalar_json(number) if number - number == 0 else "null"
     if value is LONG:
         return "null"
-    # A value that JSON does not have is null, such as the bytes of a msgpack document.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=lambda _: None)
+    try:
+        return _dumps(value)
+    except ValueError:  # an infinite number somewhere inside
+        return _dumps(_finite_inside(value))
+
+
+def _dumps(value: object) -> str:
+    """A value that JSON does not have is null, such as the bytes of a msgpack document; names that it does not have
+    are left out with their values."""
+    return json.dumps(
+        value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, skipkeys=True, default=lambda _: None
+    )
+
+
+def _finite_inside(value: object) -> object:
+    """A value with null in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite_inside(one) for name, one in value.items() if _finite_inside(name) is name}
+    if isinstance(value, list):
+        return list(map(_finite_inside, value))
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None if isinstance(value, int) and not -INTEGER_LIMIT < value < INTEGER_LIMIT else value
 
 
 # --- checks ----------------------------------------------------------------------------------------------------------

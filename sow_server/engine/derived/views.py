@@ -25,7 +25,7 @@ from sow_server.engine.catalog.topics import Topic, Topics
 from sow_server.engine.commit.column_changes import Puts, delete_all, put_all
 from sow_server.engine.commit.draft import Draft
 from sow_server.engine.derived.plans import NOTHING, Entries, Group, PlanOf, Row, ViewPlan
-from sow_server.engine.derived.view_memory import ROWS_MAX, GroupCache, RowCache
+from sow_server.engine.derived.view_memory import ROWS_BYTES_MAX, ROWS_MAX, GroupCache, RowCache
 from sow_server.engine.disk.layout import (
     VIEW_KEY,
     ViewCounts,
@@ -46,12 +46,10 @@ from sow_server.engine.stored import (
 )
 from sow_server.engine.values.errors import OpenError, Reason, StoreError, no_topic
 from sow_server.engine.values.model import NEVER
-from sow_server.engine.values.views import ViewDefinition
+from sow_server.engine.values.views import VIEWS_MAX, ViewDefinition
 
 log = structlog.get_logger(__name__)
 
-VIEWS_MAX: Final = 8
-"""Views of one source (rule V1): each of its commits settles all of them."""
 READ_BYTES: Final = 16 * 2**20
 """Old records that are read at a time, about."""
 _NEVER_BYTES: Final = i64(NEVER)
@@ -229,7 +227,8 @@ class Views:
         rows: dict[bytes, Row] = dict.fromkeys(store_keys, NOTHING)
         prefix = view.source.prefix
         rows.update([(prefix + row[-1], row) for row in come])  # type: ignore[operator]  # a key is the last thing in a row
-        draft.on_commit.append(partial(view.rows.update, rows, ROWS_MAX // max(1, self._count)))
+        share = max(1, self._count)
+        draft.on_commit.append(partial(view.rows.update, rows, ROWS_MAX // share, ROWS_BYTES_MAX // share))
 
     def _stage(
         self, draft: Draft, view: View, gone: Sequence[Row], come: Sequence[Row], counts: ViewCounts | None = None

@@ -93,8 +93,8 @@ class Peers:
         return self.by_name.get(name, PeerState())
 
     def of(self, topic: Topic) -> list[str]:
-        """The peers that a topic is sent to."""
-        if topic.reserved or not topic.settings.journal:
+        """The peers that a topic is sent to. No view is (rule V9)."""
+        if topic.reserved or topic.view is not None or not topic.settings.journal:
             return []
         return [name for name, matches in self._matches.items() if matches(topic.name)]
 

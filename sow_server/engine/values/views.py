@@ -11,6 +11,8 @@ from sow_server.engine.values.errors import Reason, StoreError
 Named: TypeAlias = tuple[str, str]
 """A name and an expression; the name may be empty where the expression has one of its own, such as a field."""
 
+VIEWS_MAX: Final = 8
+"""Views of one source (rule V1): each of its commits settles all of them."""
 RETRY_MICROS: Final = 1_000_000
 """When to ask again for a view that is being built."""
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from sow_peering import TopicKind
+from sow_server.app import StartError, declare_topics
+from sow_server.config import DeclaredView
 from sow_server.engine.commit.options import WriterOptions
-from sow_server.engine.derived import VIEWS_MAX, building
+from sow_server.engine.derived import building, views
 from sow_server.engine.disk.layout import VIEW_KEY
 from sow_server.engine.disk.mark import Bounds
 from sow_server.engine.disk.rocks import META, VIEWS
@@ -26,6 +30,7 @@ from sow_server.engine.values.model import (
     Expiration,
     Lifetime,
     LifetimeKind,
+    MessageType,
     Publish,
     Request,
     Restamp,
@@ -33,9 +38,10 @@ from sow_server.engine.values.model import (
     TopicSettings,
     Touch,
 )
+from sow_server.engine.values.views import VIEWS_MAX
 from tests.support.stores.replicas import ship
 from tests.support.stores.stores import SECOND, FakeTime, FaultyRocks
-from tests.support.stores.views import ViewRig
+from tests.support.stores.views import ViewRig, definition
 
 JSON = TopicSettings(expiration=Expiration.ENABLED)
 TOTALS = ("COUNT(*) AS n", "SUM(/qty) AS qty", "AVG(/px) AS px")
@@ -123,6 +129,20 @@ def test_fields_of_a_record_may_be_objects_and_what_is_no_json_is_null(rig: View
     assert rig.content("slim") == {"1": {"tags": {"a": [1, "ü"]}, "each": None, "missing": None}}
 
 
+def test_names_and_numbers_inside_an_object_that_json_does_not_have_end_nothing(rig: ViewRig) -> None:
+    """A msgpack object whose names were bytes or arrays ended all writes, with a TypeError."""
+    rig.create_topic("packed", TopicSettings(message_type=MessageType.MSGPACK))
+    rig.create_view("slim", "packed", select=["/v"])
+    inside = ({b"x": 1, "a": 2}, {(1, 2): 3}, {1: 2, math.inf: 4}, [[math.inf], {"b": math.nan}], b"x", [b"x"])
+    for number, value in enumerate(inside):
+        rig.run(Publish("packed", [msgspec.msgpack.encode({"v": value})], [str(number)]))
+    found = [one["v"] for one in rig.content("slim").values()]
+    assert found == [{"a": 2}, {}, {"1": 2}, [[None], {"b": None}], None, [None]]
+    assert rig.topic("slim").ungrouped == 0
+    rig.delete("packed", *rig.content("slim"))
+    assert rig.content("slim") == {}
+
+
 def test_the_greatest_value_may_leave(rig: ViewRig) -> None:
     rig.create_view("high", "orders", group_by=["/account"], select=["MAX(/px) AS high", "MIN(/px) AS low"])
     for key, px in (("1", 5), ("2", 9), ("3", 9.0), ("4", "text"), ("5", True), ("6", None), ("7", 2**60 + 1)):
@@ -143,6 +163,25 @@ def test_the_next_greatest_is_none_that_the_same_commit_deletes(rig: ViewRig) ->
         order(rig, key, px=px)
     rig.delete("orders", "2", "3")
     assert rig.content("high") == {"*": {"high": 5}}
+
+
+def test_rows_that_are_remembered_have_a_bound_in_bytes(rig: ViewRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only their number had one: with texts of 100 KB as names of groups, 200,000 of them were 20 GB."""
+    monkeypatch.setattr(views, "ROWS_BYTES_MAX", 200_000)
+    rig.create_view("n", "orders", group_by=["/account"], select=["COUNT(*) AS n", "MAX(/text) AS most"])
+    for start in range(0, 2000, 100):
+        payloads = [json.dumps({"account": f"{number}", "text": "x" * 250}).encode() for number in range(100)]
+        rig.run(Publish("orders", payloads, [f"k{start + number}" for number in range(100)]))
+    (view,) = rig.store.views._of_source[rig.topic("orders").id]
+    assert 50 < len(view.rows) < 500
+    view.rows.__init__()  # type: ignore[misc]  # it begins anew
+    for start in range(0, 40, 10):
+        payloads = [json.dumps({"account": "y" * 100_000}).encode()] * 10
+        rig.run(Publish("orders", payloads, [f"k{start + number}" for number in range(10)]))
+    assert len(view.rows) == 40, "such a text is the name of no group, and nothing of it is kept"
+    assert not any("yyy" in str(row) for row in view.rows._young.values())
+    assert rig.topic("n").ungrouped == 40
+    rig.check("n")
 
 
 def test_a_key_that_changes_twice_in_a_commit_counts_once(rig: ViewRig) -> None:
@@ -492,3 +531,48 @@ def test_each_instance_computes_its_own_and_they_agree(tmp_path: Path) -> None:
     assert rigs[1].store.replicas.sources.announced.check(kind).reason == Reason.TOPIC_DIFFERS
     for rig in rigs:
         rig.close()
+
+
+def test_a_peer_that_is_behind_holds_no_view(tmp_path: Path) -> None:
+    """V9: a view was not deleted before the peer had its changes, which are never sent, and its journal was kept."""
+    rig = linked(tmp_path, "a", "b", FakeTime())
+    rig.create_topic("orders", JSON)
+    totals(rig)
+    for number in range(5):
+        order(rig, str(number))
+    assert rig.store.replicas.peers.of(rig.topic("orders")) == ["b"]
+    rig.alter_topic("totals", retain_bytes=0, retain_time_micros=0)
+    rig.prune()
+    assert rig.journal("totals") == []
+    order(rig, "more")
+    rig.delete_topic("totals")
+    assert refusal(lambda: rig.delete_topic("orders")).reason is Reason.PEER_BEHIND
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("gone", "view.source: there is no topic gone"),
+        ("other", "view.source: other is a view, and a view is no source of another one"),
+        ("full", "view.source: full would have 9 views, more than 8"),
+        ("packed", "view.select: topic packed is binary, its payloads have no fields; ask for metadata such as @key"),
+    ],
+)
+def test_a_view_of_the_file_does_not_go_for_a_definition_that_is_refused(rig: ViewRig, source: str, fault: str) -> None:
+    """The view went with its durables, and then the start failed: only expressions were looked at before."""
+    for name in ("full", "packed"):
+        rig.create_topic(name, TopicSettings(message_type=MessageType.BINARY if name == "packed" else MessageType.JSON))
+    for number in range(VIEWS_MAX):
+        rig.create_view(f"v{number}", "full", select=["COUNT(*) AS n"])
+    rig.create_view("other", "orders", select=["COUNT(*) AS n"])
+    views_before = DeclaredView(definition("orders", group_by=["/a"], select=["COUNT(*) AS n"]), {})
+    declare_topics(rig.store, {}, {"kept": views_before})
+    made = rig.topic("kept")
+    changed = DeclaredView(definition(source, group_by=["/a"], select=["COUNT(*) AS n"]), {})
+    with pytest.raises(StartError) as refused:
+        declare_topics(rig.store, {}, {"kept": changed})
+    assert str(refused.value) == f"[views.kept]: {fault}"
+    assert rig.topic("kept") is made
+    declare_topics(rig.store, {"gone": {}}, {"kept": DeclaredView(definition("gone", select=["/a"]), {})})
+    assert rig.topic("kept").view == definition("gone", select=["/a"])
