@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
@@ -128,18 +128,13 @@ def query(
     plot: bool,
     output: Output,
 ) -> None:
-    check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
-    arguments.refuse_together(("--plot", plot), ("--explain", explain))
     named, include, leave_out = projected(select, exclude)
-    for fields in (("--select", bool(named)), ("--exclude", leave_out is not None)):
-        arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
-    arguments.refuse_together(("--order-by", bool(order_by)), ("--count", count_only))
-    _check_plans(count_only, min_position, explain=explain, no_run=no_run, with_plan=with_plan)
-    _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
-    alone = {"count": count_only, "explain": explain, "watch": watch, "with_plan": with_plan}
-    _check_page(page, after, top=top, skip=skip, keys=keys, **alone)
-    grouping.refuse(("--select", bool(select)), ("--exclude", bool(exclude)), ("--keys-only", keys_only))
-    grouping.refuse(("--count", count_only), ("--page", page is not None), ("--watch", watch is not None))
+    _check_payloads(bool(named), leave_out is not None, bool(order_by), keys_only=keys_only, count_only=count_only)
+    _check_plans(count_only, min_position, watch, output, explain=explain, no_run=no_run, with_plan=with_plan)
+    alone = {"count": count_only, "watch": watch}
+    _check_page(page, after, top=top, skip=skip, keys=keys, explain=explain, with_plan=with_plan, **alone)
+    of_records = {"select": select, "exclude": exclude, "keys-only": keys_only, "page": page, **alone}
+    _check_groups(grouping, output, of_records, plot=plot, explain=explain)
     # One more than is shown tells whether there are more.
     limit = TERMINAL_RECORDS_MAX if top is None and not count_only and sys.stdout.isatty() else None
     wanted, order = [key for some in keys for key in some] or None, list(order_by) or None
@@ -192,12 +187,36 @@ def _show_groups(
         note(_way(result.plan))
 
 
-def _check_plans(count_only: bool, min_position: str | None, *, explain: bool, no_run: bool, with_plan: bool) -> None:
+def _check_groups(
+    grouping: Grouping, output: Output, of_records: Mapping[str, object], *, plot: bool, explain: bool
+) -> None:
+    grouping.refuse(*[(f"--{name}", bool(given)) for name, given in of_records.items()])
+    check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
+    arguments.refuse_together(("--plot", plot), ("--explain", explain))
+
+
+def _check_payloads(select: bool, exclude: bool, order_by: bool, *, keys_only: bool, count_only: bool) -> None:
+    for fields in (("--select", select), ("--exclude", exclude)):
+        arguments.refuse_together(fields, ("--keys-only", keys_only), ("--count", count_only))
+    arguments.refuse_together(("--order-by", order_by), ("--count", count_only))
+
+
+def _check_plans(
+    count_only: bool,
+    min_position: str | None,
+    watch: str | None,
+    output: Output,
+    *,
+    explain: bool,
+    no_run: bool,
+    with_plan: bool,
+) -> None:
     for others in (("--count", count_only), ("--min-position", min_position is not None)):
         arguments.refuse_together(("--explain", explain), others)
     arguments.refuse_together(("--with-plan", with_plan), ("--explain", explain), ("--count", count_only))
     if no_run and not explain:
         raise click.UsageError("--no-run needs --explain")
+    _check_watch(watch, output, count_only=count_only, explain=explain, with_plan=with_plan)
 
 
 def _check_page(page: int | None, after: str | None, **others: object) -> None:

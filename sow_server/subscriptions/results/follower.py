@@ -17,6 +17,7 @@ from sow_server.engine.values.clock import GuardedClock
 from sow_server.engine.values.model import MICROS
 from sow_server.subscriptions.frames import ChangeFrame, Frame, Progress, SnapshotBatch, SnapshotBegin, SnapshotEnd
 from sow_server.subscriptions.results.difference import Result, Told, snapshot_batches
+from sow_server.subscriptions.results.fed import Asked
 from sow_server.subscriptions.results.source import Source
 from sow_server.subscriptions.subscription import Send, Step, Wait
 
@@ -31,8 +32,7 @@ class LiveResult:
         self,
         source: Source,
         *,
-        view: bytes,
-        expires: bool,
+        asked: Asked,
         least: int,
         progress_micros: int,
         batch_size: int,
@@ -40,12 +40,11 @@ class LiveResult:
         elapsed: Callable[[], int],
         closed: Callable[[LiveResult], None],
     ) -> None:
-        """`view`: names what it may see. `expires`: its topic acts on lifetimes. `least`: its
-        snapshot is right there at least."""
+        """`least`: its snapshot is right there at least."""
         self.source: Final = source
         self.wake: Callable[[], None] = _nothing
-        self._view = view
-        self._expires = expires
+        self._view = asked.view
+        self._expires = asked.topic.acts
         self._least = least
         self._progress_micros = progress_micros
         self._batch_size = batch_size

@@ -60,8 +60,7 @@ class LiveResults:
 
         made = LiveResult(
             source,
-            view=asked.view,
-            expires=asked.topic.acts,
+            asked=asked,
             # One that publishes, and then asks for the list, finds its record there. Groups may be late (rule S12).
             least=0 if source.gives_results else self._hub.last_change(asked.topic),
             progress_micros=progress_micros,
