@@ -176,14 +176,8 @@ def _run(
             sides = Sides(rig, oof=oof, delta=delta, batch_size=batch_size, queue=queue)
             for what, key, document, micros in traffic:
                 match what:
-                    case "put":
-                        rig.put("orders", key, json.dumps(document).encode(), ttl=micros)
-                    case "touch":
-                        rig.touch("orders", key, ttl=micros)
-                    case "delete":
-                        rig.delete("orders", key)
-                    case "tick":
-                        rig.time.tick(micros or 0)
+                    case "put" | "touch" | "delete" | "tick":
+                        rig.play("orders", what, key, document, micros)
                     case "settle":
                         sides.look()
                     case "sweep":

@@ -196,14 +196,8 @@ def _run(
             sides.follow()
             for what, key, document, micros in traffic:
                 match what:
-                    case "put":
-                        rig.put("orders", key, json.dumps(document).encode(), ttl=micros)
-                    case "touch":
-                        rig.touch("orders", key, ttl=micros)
-                    case "delete":
-                        rig.delete("orders", key)
-                    case "tick":
-                        rig.time.tick(micros or 0)
+                    case "put" | "touch" | "delete" | "tick":
+                        rig.play("orders", what, key, document, micros)
                     case "settle":
                         sides.look()
                     case "sweep":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import shutil
 from collections import defaultdict
@@ -283,6 +284,18 @@ class Rig:
     def delete(self, topic: str, *keys: str) -> Outcome:
         """Deletes by keys."""
         return self.run(Delete(topic, list(keys)))
+
+    def play(self, topic: str, what: str, key: str, document: object, micros: int | None) -> None:
+        """A step of a random program: a put, a touch, a delete, or time that passes. `micros`: the ttl, or that time."""
+        match what:
+            case "put":
+                self.put(topic, key, json.dumps(document).encode(), ttl=micros)
+            case "touch":
+                self.touch(topic, key, ttl=micros)
+            case "delete":
+                self.delete(topic, key)
+            case _:
+                self.time.tick(micros or 0)
 
     def create_topic(
         self,

@@ -108,7 +108,7 @@ class Program:
 
 
 def state(rows: object) -> State:
-    return [(record.key, record.version, record.payload) for record in rows]  # type: ignore[attr-defined]
+    return [(record.key, record.version, record.payload) for record in rows]  # type: ignore[attr-defined]  # they are records
 
 
 @pytest.fixture
