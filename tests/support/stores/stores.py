@@ -286,7 +286,7 @@ class Rig:
         return self.run(Delete(topic, list(keys)))
 
     def play(self, topic: str, what: str, key: str, document: object, micros: int | None) -> None:
-        """A step of a random program: a put, a touch, a delete, or time that passes. `micros`: the ttl, or that time."""
+        """A step of a random program: a put, a touch, a delete, or time that passes. `micros`: its ttl, or how long."""
         match what:
             case "put":
                 self.put(topic, key, json.dumps(document).encode(), ttl=micros)
