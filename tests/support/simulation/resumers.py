@@ -18,7 +18,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.subscriptions.frames import ChangeFrame, ChangeOp, Frame, Progress, SnapshotBatch, SnapshotEnd
 from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import FROM_NOW, Start, StartKind
-from sow_server.subscriptions.subscription import Read, Send, Subscription
+from sow_server.subscriptions.subscription import Read, Send, Subscription, reached
 from tests.support.simulation.replica_rocks import RocksStore
 from tests.support.simulation.replica_rows import SECOND
 from tests.support.simulation.replica_world import Instance, World
@@ -97,6 +97,12 @@ class Resumer:
     def idle(self) -> bool:
         """Whether it has no subscription, and must be asked to make one."""
         return self._subscription is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether changes of its instance are still to come: those of an interval that has not ended (rule S6)."""
+        assert self._subscription is not None, "it is not idle"
+        return reached(self._subscription) < store_of(self.at)._rig.store.writer.synced_sequence
 
     def leave(self) -> None:
         """Ends the call, as a client does whose connection breaks."""
