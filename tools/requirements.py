@@ -27,7 +27,7 @@ FILES: Final[Mapping[str, tuple[str, ...]]] = {
     "server": ("server", "jwt", "otel"),
     "console": ("console",),
     "spark": ("spark",),
-    "dev": ("server", "console", "spark", "dev", "otel", "docs"),
+    "dev": ("server", "console", "http", "sql", "spark", "dev", "otel", "docs"),
 }
 """The extras in each file."""
 BUILD: Final = "build"
