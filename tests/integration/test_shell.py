@@ -144,14 +144,10 @@ def test_output_goes_to_programs_and_files_as_in_a_pipe(begin: Begin, tmp_path: 
     shell.until("0 records")
     assert shell.lines.count('{"topic":"orders","key":"0') == 1
     assert '{"topic":"orders","key":"2' not in shell.lines
-    shell.type(
-        f"query orders --format csv > {tmp_path}/out; count orders | sh -c 'echo wai\"\"ts; sleep 60'; count nothing\r"
-    )
-    shell.until("waits")
-    assert len((tmp_path / "out").read_text().splitlines()) == 4
-    shell.type(CTRL_C)
-    shell.until("TOPIC_NOT_FOUND")  # the program has ended, and not the command
+    shell.type(f"query orders --format csv > {tmp_path}/out; count nothing\r")
+    shell.until("TOPIC_NOT_FOUND")
     shell.until("> ", last=True)
+    assert len((tmp_path / "out").read_text().splitlines()) == 4
     shell.type("cou" + TAB + " qu" + TAB + "; count or" + TAB)
     shell.until("; count orders", last=True)
     shell.type("\r")
