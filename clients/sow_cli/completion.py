@@ -29,6 +29,7 @@ from sow_cli.columns import step
 from sow_cli.connection import COMPLETE_VARIABLE, found_settings, session_of
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Connect, Session, connect
+from sow_cli.shell_lines import PATH_OPTIONS, Token, tokens
 from sow_client import Client, SowError
 
 NAMES_SECONDS_MAX: Final = 0.5
@@ -54,9 +55,6 @@ FUNCTIONS: Final = (
 )  # fmt: skip
 
 _LAST_WORD: Final = re.compile(r"[^\s()=<>!,+*%]*\Z")
-_PATH_OPTIONS: Final = frozenset(
-    {"--select", "--exclude", "--order-by", "--group-by", "--by", "--unset", "--index", "--key-field"}
-)
 _FILTER_OPTIONS: Final = frozenset({"--filter", "--where"})
 _OF_TOPICS: Final = frozenset({"sow_cli.topics", "sow_cli.views"})
 """Modules whose arguments NAME are topics."""
@@ -181,7 +179,7 @@ class Values:
             return self.topics
         if param.name == "filter_text" or options & _FILTER_OPTIONS:
             return self.filters
-        if options & _PATH_OPTIONS:
+        if options & PATH_OPTIONS:
             return self.paths
         of_contexts = getattr(command.callback, "__module__", "") == "sow_cli.contexts" and command.name != "add"
         return _contexts if "--context" in options or (of_contexts and param.name == "name") else None
@@ -305,34 +303,14 @@ class Line:
 
 def split(text: str) -> Line:
     """Splits a line as a shell does, though its last word may be open."""
-    words: list[str] = []
-    word, quote, start, inside = "", "", len(text), False
-    position = 0
-    while position < len(text):
-        character = text[position]
-        if not inside and not character.isspace():
-            start, inside = position, True
-        if quote:
-            if character == quote:
-                quote = ""
-            elif character == "\\" and quote == '"' and text[position + 1 : position + 2] in ('"', "\\"):
-                position += 1
-                word += text[position]
-            else:
-                word += character
-        elif character in "'\"":
-            quote = character
-        elif character == "\\" and position + 1 < len(text):
-            position += 1
-            word += text[position]
-        elif character.isspace():
-            if inside:
-                words.append(word)
-            word, start, inside = "", len(text), False
-        else:
-            word += character
-        position += 1
-    return Line(tuple(words), word, start, quote)
+    return line_of(text, list(tokens(text, operators=False)))
+
+
+def line_of(text: str, found: Sequence[Token]) -> Line:
+    """The same of words that are known. A text that ends with a space has an empty word there."""
+    at_word = bool(found) and found[-1].end == len(text)
+    *words, last = found if at_word else [*found, Token("", len(text), len(text))]
+    return Line(tuple(one.text for one in words), last.text, last.start, last.open if last.open in ("'", '"') else "")
 
 
 def completions(root: click.Command, connect: Connect | None, words: Sequence[str], last: str) -> list[CompletionItem]:

@@ -7,7 +7,8 @@ from datetime import datetime
 import click
 
 from sow_cli import arguments, display
-from sow_cli.output import Fact, Output, moment, note, output_option
+from sow_cli.grouping import check_plot
+from sow_cli.output import Fact, Format, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
 
@@ -24,9 +25,10 @@ from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
     "1h 6h 1d 7d.",
 )
 @click.option("--exact", is_flag=True, help="End the count where it would not be exact any more.")
+@click.option("--plot", is_flag=True, help="Draw the counts of each topic as bars, also in a pipe.")
 @output_option
 @click.pass_obj
-def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool) -> None:
+def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool, plot: bool) -> None:
     """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
 
     Up to 100,000 records are looked at. Behind those, up to 1,000,000 entries of the expiry index are counted. There a
@@ -38,7 +40,9 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
     Examples:
       sow due
       sow due sessions --within 30s --within 5m --within 1h --exact
+      sow due sessions --plot
     """
+    check_plot(output, plot=plot)
     with session.client() as client:
         try:
             found = client.expiry_horizon(topic, spans, exact=exact)
@@ -47,12 +51,30 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
                 raise
             raise click.BadParameter(error.message.removeprefix("spans: "), param_hint="--within") from error
     ends = [display.exact_duration(span) for span in found.spans]
-    output.many(
-        [_facts(one, ends) for one in found.topics],
-        names=("topic", "next_time_micros", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
-        nothing="no topics",
-    )
+    if plot:
+        _draw(found, ends)
+    else:
+        output.many(
+            [_facts(one, ends) for one in found.topics],
+            names=("topic", "next_time_micros", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
+            nothing="no topics",
+        )
     _remark(found)
+
+
+def _draw(found: ExpiryHorizon, ends: list[str]) -> None:
+    """Draws a chart for each topic that has records which fall due."""
+    from sow_cli import plots, tables  # only here, as they need rich
+
+    drawn = []
+    for one in found.topics:
+        bars = [plots.Bar("overdue", one.overdue)]
+        bars += [plots.Bar(f"≤{end}", count) for end, count in zip(ends, one.due, strict=True)]
+        if any(bar.value for bar in bars):
+            drawn.append("\n".join(plots.lines(display.safe(one.topic), bars, tables.terminal_width())) + "\n")
+    Output(Format.TABLE).write("\n".join(drawn).encode())
+    if not drawn:
+        note("no record falls due in these spans")
 
 
 def _facts(one: TopicDue, ends: list[str]) -> list[Fact]:

@@ -39,7 +39,7 @@ def from_amps(text: str) -> None:
     try:
         converted = amps_filters.from_amps(text)
     except AmpsError as error:
-        raise Refused(f"FILTER_INVALID: {display.safe(str(error))}\n{_place(text, error.position)}") from error
+        raise Refused(f"FILTER_INVALID: {display.safe(str(error))}\n{place(text, error.position)}") from error
     for remark in converted.remarks:
         note(f"at {remark.position}: {remark.text}")
     click.echo(converted.filter)
@@ -50,7 +50,7 @@ _BEHIND: Final = 30
 """Characters of a long text that an error shows around its place."""
 
 
-def _place(text: str, position: int) -> str:
+def place(text: str, position: int) -> str:
     """The text around a position, and a caret below it."""
     before = display.safe(text[max(0, position - _BEFORE) : position])
     return f"  {before}{display.safe(text[position : position + _BEHIND])}\n  {' ' * cell_len(before)}^"

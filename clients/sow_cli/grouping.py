@@ -140,7 +140,7 @@ def _remark_on(footer: QueryFooter | None, *, is_for_people: bool) -> None:
         note(f"{shown}{display.counted(footer.groups, 'group')} of {display.records(footer.matched)}")
 
 
-def check_plot(output: Output, *, plot: bool, grouped: bool, needs: str) -> None:
+def check_plot(output: Output, *, plot: bool, grouped: bool = True, needs: str = "") -> None:
     """Raises a usage error where `--plot` is given without groups, or with a format that was chosen. The format of a
     pipe, which nobody has chosen, does not matter. `needs`: the options that make groups."""
     if plot and not grouped:

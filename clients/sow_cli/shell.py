@@ -2,7 +2,7 @@ r"""The interactive shell: `sow` without a command, on a terminal.
 
 [1]  A line is a command as outside, without `sow` in front. It ends with an exit code, as outside, and not the shell.
 [2]  All commands of a shell share one connection for each server that they name.
-[3]  Ctrl-C ends the command that runs, or empties the line. Ctrl-D leaves.
+[3]  Ctrl-C ends the command that runs, with the rest of its line, or empties the line. Ctrl-D leaves.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ import shlex
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Final, cast
+from typing import BinaryIO, Final, cast
 
 import click
 from click.shell_completion import CompletionItem
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from sow.version import __version__
-from sow_cli import display
-from sow_cli.completion import Names, Values, before_last_word, completions, split
+from sow_cli import display, outlets
+from sow_cli.completion import Line, Names, Values, before_last_word, completions, line_of
 from sow_cli.connection import found_settings, given, session_of
+from sow_cli.filters import place
 from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated, heeded, through_asyncio
 from sow_cli.session import Connect, Session
+from sow_cli.shell_lines import WIDE, LineError, ShellCommand, at_cursor, commands, goes_on
 from sow_cli.wide import WideLines
 from sow_client import Client, SowError
 
@@ -41,7 +44,8 @@ HISTORY_BYTES_MAX: Final = 2**20
 """The history is cut to the half of this when it is longer at the start."""
 CLIENTS_MAX: Final = 8
 """Connections that a shell keeps."""
-WIDE: Final = "\\G"
+GOES_ON: Final = "... "
+"""The prompt of a line that continues the one before."""
 LEAVE: Final = frozenset({"exit", "quit", "\\q"})
 HELP: Final = frozenset({"help", "?", "\\?"})
 _GREETING: Final = (
@@ -139,6 +143,8 @@ class Shell:
             complete_in_thread=True,
             complete_while_typing=False,  # a Tab asks the server, typing does not
             auto_suggest=AutoSuggestFromHistory(),
+            multiline=Condition(lambda: goes_on(get_app().current_buffer.text)),  # what the Enter key asks
+            prompt_continuation=GOES_ON,
         )
         while True:
             try:
@@ -152,31 +158,49 @@ class Shell:
                     raise
                 heeded()
                 continue
-            if line in LEAVE:
+            try:
+                code = self.execute(line)
+            except EOFError:
                 return 0
-            code = self.execute(line)
             if code == TERMINATED:
                 return TERMINATED
             if code == INTERRUPTED:
                 click.echo()  # the terminal has shown ^C
 
-    def execute(self, line: str) -> int:
-        """Runs one line; returns its exit code ([1])."""
-        wide = line.endswith(WIDE)
+    def execute(self, text: str) -> int:
+        """Runs the commands of a text; returns the exit code of the last one ([1], [3]). Raises EOFError at a word that
+        leaves the shell."""
+        code = 0
         try:
-            words = shlex.split(line.removesuffix(WIDE))
-        except ValueError as error:
-            click.echo(f"sow: {error}", err=True)
+            found = commands(text)
+        except LineError as error:
+            click.echo(f"sow: {error} at {error.position}\n{place(text, error.position)}", err=True)
             return 2
+        for command in found:
+            code = self._run(command)
+            if code in (INTERRUPTED, TERMINATED):
+                break
+        return code
+
+    def _run(self, command: ShellCommand) -> int:
+        words = list(command.words)
         if words[:1] == ["sow"]:
             del words[0]
         if not words:
             return 0
+        if len(words) == 1 and words[0] in LEAVE:
+            raise EOFError
         if words[0] in HELP:
             words = [*words[1:], "--help"]
-        before = [*self._outer, *(("--format", "ndjson") if wide else ())]
-        with _wide() if wide else nullcontext():
-            return _ended(self._root, [*before, *words], self._clients)
+        before = [*self._outer, *(("--format", "ndjson") if command.is_wide else ())]
+        try:
+            with _outlet(command), _wide() if command.is_wide else nullcontext():
+                return _ended(self._root, [*before, *words], self._clients)
+        except OSError as error:
+            click.echo(
+                f"sow: cannot write to {display.safe(command.file or command.program)}: {error.strerror}", err=True
+            )
+            return 1
 
     def _session(self) -> Session:
         """The session of the next command: another context may be in use since the last one."""
@@ -233,7 +257,13 @@ class LineCompleter(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         """As prompt_toolkit calls it, in a thread."""
         text = document.text_before_cursor
-        line = split(text)
+        found, operator = at_cursor(text)
+        line = line_of(text, found)
+        if operator == "|":  # the words of another program
+            return
+        if operator:
+            yield from _paths(line, text)
+            return
         words = line.words[1:] if line.words[:1] == ("sow",) else line.words
         if not words:
             for word in sorted({*LEAVE, *HELP}):
@@ -241,10 +271,7 @@ class LineCompleter(Completer):
                     yield Completion(word, line.start - len(text))
         for item in completions(self._root, self._connect, [*self._outer, *words], line.last):
             if item.type in ("file", "dir"):
-                for path in _files(line.last):
-                    yield Completion(
-                        line.quote + path if line.quote else shlex.quote(path), line.start - len(text), display=path
-                    )
+                yield from _paths(line, text)
                 continue
             shown = item.value[len(before_last_word(line.last)) :] if item.goes_on else item.value
             yield Completion(
@@ -262,6 +289,12 @@ def _written(item: CompletionItem, quote: str) -> str:
     return f'"{item.value}' if item.goes_on else shlex.quote(item.value)
 
 
+def _paths(line: Line, text: str) -> Iterator[Completion]:
+    for path in _files(line.last):
+        written = line.quote + path if line.quote else shlex.quote(path)
+        yield Completion(written, line.start - len(text), display=path)
+
+
 def _files(beginning: str) -> Iterator[str]:
     folder, name = os.path.split(beginning)
     try:
@@ -273,20 +306,21 @@ def _files(beginning: str) -> Iterator[str]:
             yield os.path.join(folder, entry.name) + ("/" if entry.is_dir() else "")
 
 
+def _outlet(command: ShellCommand) -> AbstractContextManager[None]:
+    if command.file:
+        return outlets.into_file(os.path.expanduser(command.file), appends=command.appends)
+    return outlets.into_program("/bin/sh", "-c", command.program) if command.program else nullcontext()
+
+
 @contextmanager
 def _wide() -> Iterator[None]:
     """Results with a line for each field."""
-    out = sys.stdout
-    lines = WideLines(out.buffer)
-    sys.stdout = TextIOWrapper(lines, encoding="utf-8", errors="replace", write_through=True)
+    lines = WideLines(sys.stdout.buffer)
     try:
-        yield
+        with outlets.stdout_to(cast(BinaryIO, lines)):
+            yield
     finally:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
         lines.finish()
-        sys.stdout.detach()
-        sys.stdout = out
 
 
 def _history(variables: Mapping[str, str]) -> History:

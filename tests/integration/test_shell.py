@@ -65,12 +65,10 @@ def test_commands_run_one_after_the_other_until_ctrl_d(server: ServerProcess, be
     shell.until("there is no live record '7'")
     shell.type("query orders '/price >'\r")
     shell.until("FILTER_INVALID")
-    shell.type("get 'orders\r")
-    shell.until("No closing quotation")
     shell.type("nonsense\r")
     shell.until("No such command 'nonsense'")
     shell.type("query orders /price > 9\r")
-    shell.until("a filter stands in quotation marks")
+    shell.until("a filter stands in quotation marks; a file of this name is meant by > ./NAME at 20")
     shell.type("count quotes\r")
     shell.until("0 records")
     shell.until("> ", last=True)
@@ -115,6 +113,45 @@ def test_ctrl_c_ends_the_command_and_not_the_shell(begin: Begin) -> None:
     assert "count  3 records" not in shell.lines
     shell.type("quit\r")
     assert shell.end() == 0
+
+
+def test_a_line_goes_on_until_its_quotation_marks_and_brackets_close(begin: Begin) -> None:
+    shell = begin()
+    shell.until("> ", last=True)
+    shell.type("query orders '/id = 1\r")
+    shell.until("...", last=True)
+    shell.type(CTRL_C)  # empties all of it
+    shell.until(":", last=True)
+    shell.type('publish quotes --data {"symbol": "A;B>C",\r')
+    shell.until("...", last=True)
+    shell.type('"a": ["|"\r')
+    shell.type("]}; get quotes 'A;B>C' --raw; delete quotes \\\r")
+    shell.until("... ", last=True)
+    shell.type("'A;B>C'; count quotes\r")
+    shell.until('{"symbol": "A;B>C",')
+    shell.until('"a": ["|"')
+    shell.until("0 records")
+    shell.until("> ", last=True)
+    shell.type(UP)  # all lines come back as one
+    shell.until("count quotes", last=True)
+    assert any(line.endswith('{"symbol": "A;B>C",') for line in shell.lines[-6:])
+
+
+def test_output_goes_to_programs_and_files_as_in_a_pipe(begin: Begin, tmp_path: Path) -> None:
+    shell = begin()
+    shell.until("> ", last=True)
+    shell.type("query orders --keys-only | cut -c 1-26 | head -n 2; count quotes\r")
+    shell.until("0 records")
+    assert shell.lines.count('{"topic":"orders","key":"0') == 1
+    assert '{"topic":"orders","key":"2' not in shell.lines
+    shell.type(f"query orders --format csv > {tmp_path}/out; count nothing\r")
+    shell.until("TOPIC_NOT_FOUND")
+    shell.until("> ", last=True)
+    assert len((tmp_path / "out").read_text().splitlines()) == 4
+    shell.type("cou" + TAB + " qu" + TAB + "; count or" + TAB)
+    shell.until("; count orders", last=True)
+    shell.type("\r")
+    shell.until("3 records")
 
 
 def test_the_shell_goes_on_after_a_command_whose_file_cannot_be_written(begin: Begin, tmp_path: Path) -> None:

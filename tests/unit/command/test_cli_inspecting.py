@@ -105,6 +105,21 @@ def test_durables_name_their_consumer(client: FakeClient) -> None:
     assert (found["consumer"], found["consumer_address"]) == ("desk", "ipv4:10.0.0.7:5")
 
 
+def test_due_is_drawn_as_bars_for_topics_that_have_some(client: FakeClient) -> None:
+    ends = (timedelta(minutes=1), timedelta(hours=1))
+    topics = (TopicDue("orders", 0, (5, 20), None, False), TopicDue("quiet", 0, (0, 0), None, False))
+    client.horizon = ExpiryHorizon(NOW, ends, topics, NOW + ends[-1], NOW + ends[-1])
+
+    lines = run(client, "due", "--plot").stdout.splitlines()
+
+    assert lines[0] == "orders"
+    assert [line.split()[:2] for line in lines[1:]] == [["overdue", "0"], ["≤1m", "5"], ["≤1h", "20"]]
+    assert lines[3].count("█") // lines[2].count("█") == 4
+    assert run(client, "due", "--plot", "--format", "csv").exit_code == 2
+    client.horizon = ExpiryHorizon(NOW, ends, topics[1:], NOW + ends[-1], NOW + ends[-1])
+    assert "no record falls due" in run(client, "due", "--plot").stderr
+
+
 def test_status_watched_writes_a_line_for_each_answer(client: FakeClient) -> None:
     busy = TopicFigures("orders", 10, 100, 20, 1_234.4, 99.0)
     idle = TopicFigures("plain", 1, 1, 1, 0.0, 0.0)

@@ -15,6 +15,7 @@ from sow_cli import completion, shell
 from sow_cli.command import sow
 from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated
 from sow_cli.session import Session
+from sow_cli.shell_lines import ShellCommand, commands, goes_on
 from sow_client import Instance, Unavailable
 from tests.support.fakes.fake_client import FakeClient
 
@@ -74,6 +75,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         ("? count", 0, "Usage: sow count"),
         ("count orders \\G", 0, "topic: orders\ncount: 1"),
         ("get orders 2", 1, ""),
+        ("get orders 2; count orders", 0, '{"topic":"orders","count":1}\n'),
+        ("count orders; get orders 2;", 1, '{"topic":"orders","count":1}\n'),
+        ("count orders\\\n --format csv", 0, "topic,count\norders,1\n"),
+        ("count orders | tr a-z A-Z | tail -n 1", 0, '{"TOPIC":"ORDERS","COUNT":1}\n'),
+        ("count orders \\G | grep count", 0, "count: 1\n"),
     ],
 )
 def test_a_line_is_run_as_a_command(
@@ -86,7 +92,25 @@ def test_a_line_is_run_as_a_command(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("get 'x", "sow: No closing quotation"),
+        ("get 'x", "sow: No closing quotation at 4\n  get 'x\n      ^\n"),
+        ("count \\", "sow: No escaped character at 6"),
+        ('publish orders --data {"id": 1', "sow: No closing bracket at 22"),
+        ("count orders >", "no file behind > at 14"),
+        ("count orders |", "no program behind | at 14"),
+        ("| head", "no command in front of | at 0"),
+        ("count orders > a b", "one file stands behind >, at the end of the command at 17"),
+        ("count orders > a | b", "one file stands behind >"),
+        ("count orders || b", "|| is no operator here: quote it at 13"),
+        ("query orders /price < 9", "< is no operator here: quote it at 20"),
+        (
+            "query orders /price > 9",
+            "a filter stands in quotation marks; a file of this name is meant by > ./NAME at 20",
+        ),
+        ("query orders /price >= bid", "a filter stands in quotation marks"),
+        ("query orders price > 9", "a filter stands in quotation marks"),
+        ("query orders --filter /price > ask", "a filter stands in quotation marks"),
+        ("query orders --keys-only (/a + 1) > b", "a filter stands in quotation marks"),
+        ("count orders > /nowhere/out", "sow: cannot write to /nowhere/out: No such file or directory"),
         ("count", "Missing argument 'TOPIC'"),
         ("nonsense", "No such command 'nonsense'"),
         ("--server", "Option '--server' requires an argument"),
@@ -96,9 +120,60 @@ def test_a_line_that_is_wrong_usage_is_told_and_the_shell_goes_on(
     clients: shell.Clients, capfd: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
     opened = shell.Shell(sow, SERVER, clients)
-    assert opened.execute(line) == 2
+    assert opened.execute(line) == (1 if "cannot write" in message else 2)
     assert message in capfd.readouterr().err
     assert opened.execute("count orders") == 0
+
+
+def test_a_result_goes_to_a_file_anew_or_behind_what_it_has(
+    clients: shell.Clients, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = shell.Shell(sow, SERVER, clients)
+    one = '{"topic":"orders","count":1}\n'
+    for line, name, found in (
+        ("count orders > out", "out", one),
+        ("count orders >> out", "out", one * 2),
+        ("count orders>'a file'; count orders >> ~/out", "a file", one),
+        ("count orders '/id > 0' > out", "out", one),
+        ("query orders --keys-only --select /id > ./9", "9", None),
+        ("query orders --select /id > new", "new", None),
+    ):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        opened.execute(line)
+        assert found is None or (tmp_path / name).read_text() == found, line
+        assert (tmp_path / name).exists(), line
+    assert capfd.readouterr().out == ""
+
+
+def test_a_program_that_ends_early_ends_its_command_quietly(
+    clients: shell.Clients, capfd: pytest.CaptureFixture[str]
+) -> None:
+    opened = shell.Shell(sow, SERVER, clients)
+    assert opened.execute("query orders | true; count orders") == 0
+    found = capfd.readouterr()
+    assert (found.out, found.err) == ('{"topic":"orders","count":1}\n', "")
+
+
+def test_ctrl_c_leaves_the_rest_of_the_line(clients: shell.Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Sequence[str]] = []
+
+    def ended(_root: object, words: Sequence[str], _connect: object) -> int:
+        ran.append(words[-1:])
+        return INTERRUPTED
+
+    monkeypatch.setattr(shell, "_ended", ended)
+    assert shell.Shell(sow, {}, clients).execute("query a; query b") == INTERRUPTED
+    assert ran == [["a"]]
+
+
+def test_a_line_with_a_point_keeps_its_text() -> None:
+    """The SQL behind `.sql` has operators and quotation marks of its own."""
+    assert commands(" .sql SELECT 'a;b' FROM t WHERE x > 9 ") == [
+        ShellCommand((".sql", "SELECT 'a;b' FROM t WHERE x > 9"))
+    ]
+    assert goes_on(".sql SELECT 'a")
+    assert not goes_on(".sql SELECT {a: 1 > 2")
 
 
 def test_a_question_that_nobody_answers_aborts_its_command_only(
