@@ -29,6 +29,7 @@ from sow_cli.records import min_position_option, projected, projection_options, 
 from sow_cli.rows import NEVER_MICROS, Batch, RecordForm
 from sow_cli.session import Session
 from sow_client import Client, InvalidArgument, Page, QueryPlan, QueryResult, RecordBatch
+from sow_client._reads import WAYS, way_of
 
 _QUERY_HELP: Final = """Show the live records of TOPIC that match FILTER, in key order, as they were at one instant.
 
@@ -184,7 +185,7 @@ def _show_groups(
         else:
             show_groups(result, output)
     if result.plan is not None:
-        note(_way(result.plan))
+        note(display.safe(way_of(result.plan)))
 
 
 def _check_groups(
@@ -251,7 +252,7 @@ def _watch(form: RecordForm, every: str, ask: Callable[[int], QueryResult], top:
 def _remark_on(result: QueryResult, batches: _Watched, written: int, form: RecordForm, output: Output) -> None:
     """Remarks on what a query has shown, and has not."""
     if result.plan is not None:
-        note(_way(result.plan))
+        note(display.safe(way_of(result.plan)))
     if result.footer is not None:
         remark_on_fields(result.footer.absent_fields)
     if batches.more:
@@ -362,25 +363,6 @@ def _count_facts(topic: str, number: int) -> list[Fact]:
     return [Fact("topic", topic, topic), Fact("count", number, display.records(number))]
 
 
-_ACCESS = {
-    "points": "looks records up by their keys",
-    "key_ranges": "reads ranges of keys",
-    "index": "reads an index, then its records",
-    "scan": "reads every record",
-    "nothing": "reads nothing: no record can match",
-}
-
-
-def _way(plan: QueryPlan) -> str:
-    """One line about the way that found records."""
-    way = _ACCESS.get(plan.access)
-    if way is None:  # also for a caller that may see a part of the records: the way would tell of the others
-        return "the server does not tell how the records were found"
-    if plan.index_path:
-        way = f"reads the index on {display.safe(plan.index_path)}, then its records"
-    return f"{way}: {display.records(plan.scanned)} read, {display.count(plan.index_entries)} entries of indexes"
-
-
 def _show_plan(topic: str, plan: QueryPlan, output: Output) -> None:
     output.one(_plan_facts(topic, plan))
     remark_on_fields(plan.absent_fields)
@@ -389,7 +371,7 @@ def _show_plan(topic: str, plan: QueryPlan, output: Output) -> None:
 def _plan_facts(topic: str, plan: QueryPlan) -> list[Fact]:
     return [
         Fact("topic", topic, topic),
-        Fact("access", plan.access, _ACCESS.get(plan.access, "reads records in a way that this command does not know")),
+        Fact("access", plan.access, WAYS.get(plan.access, "reads records in a way that this command does not know")),
         Fact("index_path", plan.index_path or None, display.safe(plan.index_path) or display.NOT_SET, label="index"),
         Fact("probes", plan.probes, display.count(plan.probes)),
         Fact("index_entries", plan.index_entries, display.count(plan.index_entries)),

@@ -176,6 +176,27 @@ def query_request(
     )
 
 
+WAYS: Final[Mapping[str, str]] = {
+    "points": "looks records up by their keys",
+    "key_ranges": "reads ranges of keys",
+    "index": "reads an index, then its records",
+    "scan": "reads every record",
+    "nothing": "reads nothing: no record can match",
+}
+"""The access of a plan in words, for the command and the console."""
+
+
+def way_of(plan: QueryPlan) -> str:
+    """One line about the way that found records, for the command and the console."""
+    way = WAYS.get(plan.access)
+    if way is None:  # also for a caller that may see a part of the records: the way would tell of the others
+        return "the server does not tell how the records were found"
+    if plan.index_path:
+        way = f"reads the index on {plan.index_path}, then its records"
+    records = "1 record" if plan.scanned == 1 else f"{plan.scanned:,} records"
+    return f"{way}: {records} read, {plan.index_entries:,} entries of indexes"
+
+
 _ACCESS: Final[Mapping[int, AccessName]] = {
     sow_pb2.QueryPlan.ACCESS_POINTS: "points",
     sow_pb2.QueryPlan.ACCESS_KEY_RANGES: "key_ranges",

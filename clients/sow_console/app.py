@@ -35,6 +35,7 @@ from starlette.websockets import WebSocket
 from sow_client import SowError, Unavailable, __version__
 from sow_client._parameters import parameters_of
 from sow_console import documents, live, texts
+from sow_console.editing import TEXT_BYTES_MAX
 from sow_console.exports import KINDS, Files, Kind, begun
 from sow_console.guards import Guard, Place, is_loopback, place_of
 from sow_console.pages import PAGES, Page, View, records
@@ -44,6 +45,8 @@ from sow_console.writes import CHECKS, WRITES, Write
 HERE: Final = Path(__file__).parent
 BODY_BYTES_MAX: Final = 32_768
 """The bound of a form; a token has 16 KiB at most."""
+EDIT_BODY_BYTES_MAX: Final = 4 * TEXT_BYTES_MAX
+"""The bound of a form with a payload, of which a byte may take three."""
 SOCKET_MESSAGE_BYTES_MAX: Final = 1_024
 """A browser sends nothing but the numbers of frames."""
 CONNECTIONS_MAX: Final = 1_000
@@ -309,14 +312,16 @@ class Console:
         if session is None:
             return RedirectResponse("/login", status_code=303)
         view = self._view(request, session)
-        is_sure = request.method == "POST"
-        body: Mapping[str, str] = await _form(request) if is_sure else {}
-        if is_sure and not same(body.get("csrf", ""), session.csrf):
+        is_posted = request.method == "POST"
+        bytes_max = EDIT_BODY_BYTES_MAX if wanted.long else BODY_BYTES_MAX
+        body: Mapping[str, str] = await _form(request, bytes_max) if is_posted else {}
+        if is_posted and not same(body.get("csrf", ""), session.csrf):
             raise HTTPException(403, "the form is not one of this session (CSRF token)")
+        is_sure = is_posted and not (wanted.long and body.get("look"))
         needed = wanted.fields + (wanted.pinned if is_sure else ())
         form = {**view.arguments, **body}
         given = {name: form.get(name, "") for name in (*needed, *(wanted.options or {}))}
-        given = {name: value if name == "key" else value.strip() for name, value in given.items()}
+        given = {name: value if name in ("key", *wanted.long) else value.strip() for name, value in given.items()}
         if missing := [name for name in needed if not given[name]]:
             raise HTTPException(400, f"{', '.join(missing)}: is missing")
         done, problem, question = "", "", None
@@ -449,17 +454,17 @@ async def _sweep(sessions: Sessions) -> None:
         await sessions.sweep()
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _form(request: Request, bytes_max: int = BODY_BYTES_MAX) -> dict[str, str]:
     """The fields of a form, of a bounded size."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
         raise HTTPException(415, "a form is expected")
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > BODY_BYTES_MAX:
+    if announced.isdecimal() and int(announced) > bytes_max:
         raise HTTPException(413, "the form is too large")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > BODY_BYTES_MAX:
+        if len(body) > bytes_max:
             raise HTTPException(413, "the form is too large")
     try:
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=100)

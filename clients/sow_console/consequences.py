@@ -22,6 +22,8 @@ LISTS: Final = frozenset({"key", "index"})
 UNCHANGEABLE: Final = frozenset({"key", "message_type", "fix_separator"})
 """These change only while the topic is empty."""
 HINTS: Final = {
+    "key": "paths such as /id; none: each publish gives the key",
+    "message_type": "json, msgpack, fix, nvfix, binary",
     "expiration": "disabled, enabled, reject, or a lifetime such as 20m",
     "index": "paths such as /symbol /account; none",
     "dead_letter": "a topic; none",

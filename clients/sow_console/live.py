@@ -23,6 +23,7 @@ from typing import Final, Protocol, TypeAlias, TypeVar
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sow_client import AsyncClient, Change, DeadlineExceeded, Record, ResyncRequired, SowError, Unavailable
+from sow_client._reads import way_of
 from sow_console import documents
 from sow_console.pages import records
 from sow_console.sessions import Session
@@ -275,6 +276,7 @@ class RecordFrames:
             # The server's clock, by which lifetimes count down. The query may have taken long since it was read.
             "clock": found.header.as_of_micros + self._now_micros() - begun,
             "plan": found.plan,
+            "way": None if found.plan is None else way_of(found.plan),
         }
 
     async def _read(self, bookmark: str) -> None:

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from sow_client import EARLIEST, NotFound, SowError, Topic
-from sow_console import consequences, letter_contents
+from sow_client import EARLIEST, NEVER, InvalidArgument, NotFound, PayloadForm, Record, SowError, Topic
+from sow_client._records import Ttl
+from sow_console import consequences, documents, editing, letter_contents, texts
 from sow_console.comparing import matching
 from sow_console.pages.page import View, operands
 
@@ -25,6 +26,11 @@ REFUSED_SECONDS: Final = 0.5
 """A run that is refused at once is told on the page that began it."""
 COMMAND_BYTES_MAX: Final = 4_096
 """A longer payload is not shown in a command."""
+DIFFERENCES_MAX: Final = 20
+"""Fields whose change is told before an edit."""
+CREATED_WITH: Final = ("key", "message_type", "expiration", "max_ttl", "index", "retain_time", "dead_letter")
+"""The settings that the page for a new topic asks for."""
+KEYLESS: Final = "Without key fields, each publish gives the key."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class Question:
     """Sentences: what follows from the write."""
     pinned: Fields | None = None
     """Fields of the form that hold what was seen ([3])."""
+    filled: Fields | None = None
+    """Options that the form begins with."""
+    hints: Fields | None = None
+    """Better ones than those of the options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,8 @@ class Write:
     """Arguments that `ask` fills in."""
     options: Mapping[str, str] | None = None
     """Arguments that may be empty and can be edited on the page, each with a hint."""
+    long: tuple[str, ...] = ()
+    """Options of many lines. A form with one is posted, also to look again: an address has no room for them."""
 
 
 def _plainly(words: Callable[[Fields], Command], *follows: str) -> Callable[[View, Fields], Awaitable[Question]]:
@@ -100,6 +112,104 @@ async def _ask_delete(view: View, given: Fields) -> Question:
     return Question((words,), ("Only this version of the record is deleted. Subscribers and peers are told.",))
 
 
+async def _ask_add(view: View, given: Fields) -> Question:
+    topic = await view.client.describe_topic(given["topic"])
+    hints = {"payload": editing.hint(_form_of(topic))}
+    if topic.settings.key:
+        hints["key"] = f"leave it empty: it comes from {' '.join(topic.settings.key)}"
+    if not given["payload"]:
+        return Question((), ("Give the payload.", _lives(topic)), hints=hints)
+    payload = editing.payload_of(_form_of(topic), given["payload"])
+    words = _publish_words(given, payload, "--if-absent")
+    words += ["--ttl", given["ttl"]] if given["ttl"] else []
+    follows = ["It is added only if there is no live record of its key."]
+    follows += [f"It lives for {given['ttl']}."] if given["ttl"] else [_lives(topic)]
+    return Question((words,), follows, hints=hints)
+
+
+async def _add(view: View, given: Fields) -> str:
+    topic = await view.client.describe_topic(given["topic"])
+    payload = editing.payload_of(_form_of(topic), given["payload"])
+    done = await view.client.publish(
+        given["topic"], payload, key=given["key"] or None, ttl=_lifetime(given["ttl"]), only_if_absent=True
+    )
+    return f"The record {done.key} is added, as version {done.version}."
+
+
+async def _ask_edit(view: View, given: Fields) -> Question:
+    topic, record = await _seen(view, given)
+    hints = {"payload": editing.hint(record.form)}
+    if not given["payload"]:
+        begun = ("Change the payload, and look at what follows.",)
+        return Question((), begun, filled={"payload": editing.text_of(record.form, record.payload)}, hints=hints)
+    payload = editing.payload_of(record.form, given["payload"])
+    words = _publish_words(given if not topic.settings.key else {**given, "key": ""}, payload)
+    words += ["--if-version", given["version"], *(["--ttl", given["ttl"]] if given["ttl"] else ["--keep-ttl"])]
+    follows = [f"Only version {given['version']} of the record is replaced. Subscribers and peers are told."]
+    follows += [f"{before} → {after}" for before, after in _differences(record, payload)]
+    if moved := editing.moved(topic.settings.key, documents.shown(record), payload):
+        raise InvalidArgument(
+            f"{', '.join(moved)}: a key field differs, so this is another record: add it instead",
+            reason="INVALID_ARGUMENT",
+        )
+    left = f"expires {texts.relative(record.expire_time, view.now)}" if record.expire_time else "never expires"
+    follows.append(f"It lives for {given['ttl']} from now on." if given["ttl"] else f"It {left}, as before.")
+    return Question((words,), follows, hints=hints)
+
+
+async def _edit(view: View, given: Fields) -> str:
+    topic, record = await _seen(view, given)
+    done = await view.client.publish(
+        given["topic"],
+        editing.payload_of(record.form, given["payload"]),
+        key=None if topic.settings.key else given["key"],
+        ttl=_lifetime(given["ttl"]),
+        keep_ttl=not given["ttl"],
+        only_if_version=_version(given["version"]),
+    )
+    return f"The record is replaced, as version {done.version}."
+
+
+async def _seen(view: View, given: Fields) -> tuple[Topic, Record]:
+    """The topic, and the record at the version that was seen ([3])."""
+    record = await view.client.get(given["topic"], given["key"])
+    if record is None or str(record.version) != given["version"]:
+        now = "is gone" if record is None else "has changed"
+        raise NotFound(f"the record {now} since you saw it: go back and look again", reason="NOT_FOUND")
+    return await view.client.describe_topic(given["topic"]), record
+
+
+def _differences(record: Record, payload: bytes) -> list[tuple[str, str]]:
+    """Fields of JSON that differ, before and after."""
+    was, now = documents.leaves(documents.shown(record)), documents.leaves(payload)
+    if was is None or now is None:
+        return []
+    paths = [path for path in (was | now) if was.get(path) != now.get(path)]
+    return [(f"{path} {was.get(path, '–')}", now.get(path, "–")) for path in paths[:DIFFERENCES_MAX]]
+
+
+def _publish_words(given: Fields, payload: bytes, *more: str) -> list[str]:
+    shown = _shown(payload)
+    words = ["publish", given["topic"], *(["payload.bin", "--raw"] if shown is None else ["--data", shown])]
+    return [*words, *(["--key", given["key"]] if given["key"] else []), *more]
+
+
+def _form_of(topic: Topic) -> PayloadForm:
+    return PayloadForm(topic.settings.message_type, topic.settings.fix_separator or "\x01")
+
+
+def _lifetime(text: str) -> Ttl | None:
+    return NEVER if text == "never" else text or None
+
+
+def _lives(topic: Topic) -> str:
+    """The lifetime of a record that is published without one."""
+    expiration = str(topic.settings.expiration)
+    if expiration in ("enabled", "disabled", "reject"):
+        return "The new record never expires, unless you give it a lifetime."
+    return f"The new record lives for {expiration}, as {topic.name} has it, unless you give it another one."
+
+
 # ---- dead letters ----
 
 
@@ -120,14 +230,8 @@ async def _ask_republish(view: View, given: Fields) -> Question:
         else f"{given['target']} has no live record of this key.",
         "The letter is deleted afterwards.",
     ]
-    expiration = str(target.settings.expiration)
     if not given.get("ttl"):
-        follows.insert(
-            1,
-            "The new record never expires, unless you give it a lifetime."
-            if expiration in ("enabled", "disabled", "reject")
-            else f"The new record lives for {expiration}, as {given['target']} has it, unless you give it another one.",
-        )
+        follows.insert(1, _lives(target))
     after = ["delete", given["topic"], "--key", given["key"], "--if-version", given["version"]]
     return Question((words, after), follows, {"expected": expected})
 
@@ -285,6 +389,36 @@ async def _alter(view: View, given: Fields) -> str:
     return f"It is {present.value or 'not set'} now, from: {present.origin}.{warned}"
 
 
+async def _ask_create(view: View, given: Fields) -> Question:
+    if not given["topic"]:
+        return Question((), ("Give the name of the topic, and settings where they are to be others than usual.",))
+    settings = _settings_of(given)
+    words = [
+        "topic", "create", given["topic"],
+        *(word for name, value in settings.items() for word in consequences.words("", name, value)[3:]),
+    ]  # fmt: skip
+    if given["topic"] in [one.name for one in await view.client.topics()]:
+        raise InvalidArgument(f"there is a topic {given['topic']} already", reason="TOPIC_EXISTS")
+    follows = [f"The key of a record comes from {' '.join(settings['key'])}." if settings.get("key") else KEYLESS]
+    follows.append("The key and the message type change only while the topic is empty; the page Settings has the rest.")
+    follows.append("A setting that is not given comes from a policy that matches the name, or is the server's default.")
+    return Question((words,), follows)
+
+
+async def _create(view: View, given: Fields) -> str:
+    if not given["topic"]:
+        raise InvalidArgument("topic: is missing", reason="INVALID_ARGUMENT")
+    done = await view.client.create_topic(given["topic"], **_settings_of(given))
+    warned = f" The server warns: {' '.join(done.warnings)}" if done.warnings else ""
+    return f"The topic {done.name} is there.{warned}"
+
+
+def _settings_of(given: Fields) -> dict[str, Any]:  # each of the type that its setting has
+    """The settings that were given. Raises InvalidArgument."""
+    parsed = {name: consequences.parsed(name, given[name]) for name in CREATED_WITH if given[name]}
+    return {name: value for name, value in parsed.items() if value != ()}
+
+
 # ---- helpers ----
 
 
@@ -296,6 +430,10 @@ def _version(text: str, *, least: int = 1) -> int:
 
 def _to_key(given: Fields) -> tuple[str, dict[str, str]]:
     return "key", {"topic": given["topic"], "key": given["key"]}
+
+
+def _to_records(given: Fields) -> tuple[str, dict[str, str]]:
+    return "records", {"topic": given["topic"]}
 
 
 def _to_durables(given: Fields) -> tuple[str, dict[str, str]]:
@@ -336,6 +474,35 @@ _WRITES: Final = (
         _to_key,
     ),
     Write("delete", "Delete a record", ("topic", "key", "version"), _delete, _ask_delete, _to_key),
+    Write(
+        "add",
+        "Add a record",
+        ("topic",),
+        _add,
+        _ask_add,
+        _to_records,
+        options={"key": "only in a topic without key fields", "payload": "", "ttl": "lifetime, such as 20m; never"},
+        long=("payload",),
+    ),
+    Write(
+        "edit",
+        "Edit a record",
+        ("topic", "key", "version"),
+        _edit,
+        _ask_edit,
+        _to_key,
+        options={"payload": "", "ttl": "another lifetime, such as 20m; never; empty: it stays"},
+        long=("payload",),
+    ),
+    Write(
+        "create",
+        "Create a topic",
+        (),
+        _create,
+        _ask_create,
+        _to_settings,
+        options={"topic": "its name", **{name: consequences.hint(name) for name in CREATED_WITH}},
+    ),
     Write(
         "republish",
         "Publish a dead letter again",

@@ -96,6 +96,8 @@ def parsed(words: list[str]) -> None:
 def test_numbers_reach_the_browser_as_they_were_published(
     open_server: ServerProcess, console: RunningConsole, browser: httpx.Client
 ) -> None:
+    told = browser.get(f"/{open_server.address}/records.json", params={"topic": "orders"}).json()["way"]
+    assert told == "reads every record: 3 records read, 0 entries of indexes", "as `sow query --with-plan` says it"
     for page in ("records", "key"):
         answer = browser.get(f"/{open_server.address}/{page}.json", params=httpx.QueryParams(ABOUT[page]))
         assert f'"account":{BIG}'.encode() in answer.content

@@ -146,7 +146,8 @@ def test_pages_without_content_and_those_of_faults_have_none_for_axe(
             if "filter" in path:
                 expect(page.locator("#filter-error")).to_contain_text("^")
             faults += faults_of(page)
-        for path in ("/login", f"/{server.address}/write/delete?topic=orders&key=1&version=1"):
+        writes = ("delete?topic=orders&key=1&version=1", "add?topic=orders", "create")
+        for path in ("/login", *(f"/{server.address}/write/{write}" for write in writes)):
             page.goto(writing.address + path)
             faults += faults_of(page)
     assert faults == []

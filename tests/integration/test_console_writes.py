@@ -59,6 +59,13 @@ class Person:
             parsed(shlex.split(html.unescape(command)))
         return html.unescape(answer.text)
 
+    def looked(self, name: str, **given: str) -> str:
+        """The page that asks, for a form too long for an address."""
+        form = given | {"look": "1", "csrf": csrf_of(self.page("overview").text)}
+        answer = self._browser.post(f"/{self._server}/write/{name}", data=form, headers=self._own)
+        assert answer.headers["content-security-policy"]
+        return html.unescape(answer.text)
+
     def sure(self, asked: str, name: str, **about: str) -> str:
         """The answer to the page, with all that is in its form."""
         rest = asked.split('<form method="post" action="')[1]
@@ -240,3 +247,65 @@ def test_a_view_is_shown_with_its_definition_and_refuses_writes_with_the_reason(
     refused = person.sure(person.asked("touch", topic="desk.sums", key="A1", ttl="1h"), "touch")
     assert "VIEW_READ_ONLY" in refused
     assert "its records follow from its source" in refused
+
+
+# ---- records and topics ----
+
+
+def test_a_record_is_edited_at_the_version_that_was_seen_and_keeps_its_numbers_and_its_lifetime(
+    client: Client, person: Person
+) -> None:
+    client.create_topic("deals", key=["/id"])
+    before = b'{"id": 1, "n": %d, "price": 9.50, "who": "O\'Brien"}' % BIG
+    seen = client.publish("deals", before, ttl="2h")
+    about = {"topic": "deals", "key": "1", "version": str(seen.version)}
+    assert before.decode() in person.asked("edit", **about), "the form begins with the payload as it was published"
+    after = before.decode().replace("9.50", "10.50")
+    asked = person.looked("edit", **about, payload=after)
+    assert "/price 9.50 → 10.50" in asked
+    assert "It expires in" in asked
+    assert f"""--data '{{"id": 1, "n": {BIG}, "price": 10.50, "who": "O'\\''Brien"}}' --if-version""" in asked
+    assert client.get("deals", 1).payload == before, "it has only asked"  # type: ignore[union-attr]  # it is there
+    assert "is replaced, as version" in person.sure(asked, "edit", payload=after)
+    record = client.get("deals", 1)
+    assert record is not None
+    assert (record.payload, record.expire_time) == (after.encode(), seen.expire_time)
+    assert "has changed since you saw it" in person.sure(asked, "edit", payload=before.decode())
+    assert client.get("deals", 1) == record, "somebody else's version stays"
+    other = person.looked("edit", **about | {"version": str(record.version)}, payload=after.replace("1,", "2,", 1))
+    assert "/id: a key field differs" in other
+
+
+def test_a_record_is_added_only_where_there_is_none_and_a_wrong_text_is_not_lost(
+    client: Client, person: Person
+) -> None:
+    client.create_topic("notes")
+    about = {"topic": "notes", "key": "a b", "ttl": "never"}
+    wrong = person.looked("add", **about, payload='{"text": 1.10')
+    assert "is no JSON" in wrong
+    assert '{"text": 1.10</textarea>' in wrong
+    right = '{"text":\r\n1.10}'
+    asked = person.looked("add", **about, payload=right)
+    assert "--key 'a b' --if-absent --ttl never" in asked
+    assert "The record a b is added" in person.sure(asked, "add", payload=right)
+    assert client.get("notes", "a b").payload == b'{"text":\n1.10}'  # type: ignore[union-attr]  # it is there
+    again = person.sure(asked, "add", payload="{}")
+    assert "CONDITION_FAILED" in again
+    assert client.count("notes") == 1
+
+
+def test_a_topic_is_created_as_was_told_and_an_existing_one_stays(client: Client, person: Person) -> None:
+    assert "Give the name" in person.asked("create")
+    about = {"topic": "sites", "key": "/id /line", "message_type": "fix", "expiration": "20m"}
+    asked = person.asked("create", **about)
+    assert "topic create sites --key /id --key /line --message-type fix --expiration 20m" in asked
+    assert "INVALID_ARGUMENT" in person.sure(asked, "create"), "fix has tags as key fields, says the server"
+    asked = person.asked("create", **about | {"message_type": "msgpack"})
+    assert "The topic sites is there." in person.sure(asked, "create")
+    settings = client.describe_topic("sites").settings
+    assert (settings.key, settings.message_type, settings.expiration) == (("/id", "/line"), "msgpack", "20m")
+    assert "TOPIC_EXISTS" in html.unescape(person.page("write/create", **about).text)
+    assert "TOPIC_EXISTS" in person.sure(asked, "create")
+    payload = '{"id": 1, "line": 2, "n": 3}'
+    person.sure(person.looked("add", topic="sites", payload=payload), "add", payload=payload)
+    assert client.get("sites", (1, 2)).data == {"id": 1, "line": 2, "n": 3}  # type: ignore[union-attr]  # it is there

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urlencode
 
 from sow_client import AsyncClient
@@ -16,6 +16,8 @@ DEFAULT_SERVER = "127.0.0.1:7450"
 """The server of a command that names none."""
 
 Facts: TypeAlias = Mapping[str, object]
+_PLAIN: Final = re.compile(r"[\w@%+:,./-][\w@%+=:,./-]*")
+"""Arguments that need no quotes in any shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,18 @@ def _quoted(part: str) -> str:
     """An argument for a shell. Control characters are escaped: a key with them would do something to the terminal that
     it is pasted into, and one with a change of the direction of writing would not look as it is."""
     if part.isprintable():
-        return shlex.quote(part)
+        return part if _PLAIN.fullmatch(part) else _in_quotes(part)
     # No argument can hold a zero: it becomes another text, so the command finds no key, and never that of the begin.
     escapes = {"\0": "\\\\0", "\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return "$'" + "".join(escapes.get(one) or (one if one.isprintable() else _escape(one)) for one in part) + "'"
+
+
+def _in_quotes(part: str) -> str:
+    """As people quote: '…', and "…" around apostrophes where that is shorter. A shell that people type into would take
+    `!` for one of its former commands inside of "…"."""
+    single = "'" + part.replace("'", "'\\''") + "'"
+    double = '"' + re.sub(r'([$`"\\])', r"\\\1", part) + '"'
+    return single if "!" in part or len(single) <= len(double) else double
 
 
 def _escape(character: str) -> str:

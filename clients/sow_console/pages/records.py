@@ -9,6 +9,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from sow_client import AsyncClient, InvalidArgument, QueryFooter, QueryHeader, QueryPlan, Record
 from sow_client._parameters import Parameters, parameters_of
+from sow_client._reads import way_of
 from sow_console import documents
 from sow_console.pages.page import Facts, View
 
@@ -172,6 +173,7 @@ async def twin(view: View) -> Facts:
     found = await answer(view.client, query, documents.twin)
     return made | {
         "plan": found.plan,
+        "way": None if found.plan is None else way_of(found.plan),
         "as_of": found.header.as_of,
         "bookmark": found.header.bookmark,
         "read": found.footer.scanned,

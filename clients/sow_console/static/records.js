@@ -9,7 +9,7 @@ import { clock, follow } from "./live.js";
  * @typedef {{ key: string, payload: string, cells: Map<string, Cell>, published: number, expires: number | null, version: string,
  *   origin: string, sequence: string, element: HTMLTableRowElement | null, rank: number, stale: Set<string> }} Row
  */
-/** @typedef {{ access: string, index_path: string, probes: number, index_entries: number, scanned: number }} Plan */
+/** @typedef {{ access: string, scanned: number }} Plan */
 
 const META = ["@expire_time", "@publish_time", "@version", "@origin", "@sequence"];
 const META_SHOWN = ["@expire_time", "@publish_time"];
@@ -336,20 +336,12 @@ function tellAbsent(paths) {
   place.textContent = paths.map((path) => `no record that was read has a value in ${path}: is the name right?`).join("\n");
 }
 
-/** @param {Plan | null | undefined} plan */
-function explain(plan) {
-  const place = byId("plan");
+/** @param {Plan | null | undefined} plan @param {unknown} way */
+function explain(plan, way) {
   if (plan === undefined) return;
-  if (plan === null) {
-    place.textContent = "";  // an older server tells none
-    return;
-  }
-  const ways = /** @type {Record<string, string>} */ ({
-    points: `${plan.probes} look-ups by key`, key_ranges: `${plan.probes} ranges of keys`,
-    index: `index ${plan.index_path}: ${plan.index_entries} entries`, scan: "reads every record", nothing: "nothing can match",
-  });
-  place.textContent = `plan: ${ways[plan.access] ?? plan.access}`;
-  place.classList.toggle("warn", plan.access === "scan" && plan.scanned > 10_000 && rows.size * 10 < plan.scanned);
+  const place = byId("plan");
+  place.textContent = plan === null ? "" : `plan: ${way}`;  // an older server tells none
+  place.classList.toggle("warn", plan?.access === "scan" && plan.scanned > 10_000 && rows.size * 10 < plan.scanned);
 }
 
 /** @param {import("./live.js").Frame} frame */
@@ -401,7 +393,7 @@ function apply(frame) {
       rows.set(row.key, row);
       learn(row);
     }
-    explain(/** @type {Plan | null} */ (frame["plan"]));
+    explain(/** @type {Plan | null} */ (frame["plan"]), frame["way"]);
     draw(changed);
     return;
   }

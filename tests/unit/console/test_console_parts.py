@@ -574,6 +574,30 @@ def test_a_command_gives_the_shell_the_key_and_the_terminal_no_control_character
     assert done.stdout.decode() == key
 
 
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [
+        ("orders.eu", "orders.eu"),
+        ("/id", "/id"),
+        ("köln", "köln"),
+        ("a=b", "a=b"),
+        ("=ls", "'=ls'"),
+        ("", "''"),
+        ("/price > 9", "'/price > 9'"),
+        ("/who = 'Ann'", "\"/who = 'Ann'\""),
+        ('{"id": 1}', """'{"id": 1}'"""),
+        ("""{"who": "O'Brien"}""", """'{"who": "O'\\''Brien"}'"""),
+        ("'a' < $b", "\"'a' < \\$b\""),
+        ("it's $(rm) `x` \\", "'it'\\''s $(rm) `x` \\'"),
+        ("/a != 'b'!", "'/a != '\\''b'\\''!'"),
+    ],
+)
+def test_a_command_is_quoted_only_where_needed_and_as_people_do(argument: str, shown: str) -> None:
+    assert view().command("get", argument) == f"sow get {shown}"
+    done = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, check=True)
+    assert done.stdout.decode() == argument
+
+
 def test_a_key_that_looks_like_an_option_is_none() -> None:
     assert operands("orders", "-1") == ["--", "orders", "-1"]
     assert operands("orders", "1") == ["orders", "1"]
