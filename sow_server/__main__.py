@@ -17,6 +17,7 @@ from sow_server import __version__
 
 if TYPE_CHECKING:
     from sow_server.config import Config
+    from sow_server.engine.values.clock import TimeSource
 
 EXIT_OK = 0
 EXIT_NOT_READY = 1
@@ -25,8 +26,8 @@ PRIVATE_UMASK = 0o077
 """Files and directories that this process makes, RocksDB's included, are for its own user alone (rule X5)."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the server until it is told to stop; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, *, time_source: TimeSource | None = None) -> int:
+    """Runs the server until it is told to stop; returns the exit code. `time_source`: see `app.run`."""
     for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115 - until the end
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _trouble(f"the current folder, where relative paths begin, cannot be used: {error.strerror}")
     try:
-        return _run(given)
+        return _run(given, time_source)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("sow", "sow_server"):
             raise
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130  # during start-up: as shells report SIGINT
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # Not at the top: --help and --version should answer at once, also without the server's libraries.
     from sow_server import config, logs
 
@@ -94,7 +95,7 @@ def _run(given: argparse.Namespace) -> int:
     tail = LogTail([secret.value for secret in config.secrets_of(settings)])
     logs.configure(settings.log, tail=tail)
     try:
-        return app.run(settings, tail)
+        return app.run(settings, tail, time_source=time_source)
     except (OpenError, app.StartError) as error:
         return _trouble(str(error))
 

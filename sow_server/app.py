@@ -48,7 +48,7 @@ from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
-from sow_server.engine.values.clock import GuardedClock
+from sow_server.engine.values.clock import GuardedClock, TimeSource
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.policies import Declared
@@ -121,34 +121,34 @@ class StartError(Exception):
     """The server cannot start: one message with the reason and the remedy."""
 
 
-def run(config: Config, tail: LogTail | None = None) -> int:
-    """Runs the server until SIGTERM or SIGINT; returns the exit status. `tail`: the last lines of the log. Raises
-    StartError, OpenError."""
+def run(config: Config, tail: LogTail | None = None, *, time_source: TimeSource | None = None) -> int:
+    """Runs the server until SIGTERM or SIGINT; returns the exit status. `tail`: the last lines of the log;
+    `time_source`: in place of the machine's clocks, for tests. Raises StartError, OpenError."""
     sys.setswitchinterval(SWITCH_SECONDS)
     malloc.tune()
-    return uvloop.run(_serve(config, tail or LogTail()))
+    return uvloop.run(_serve(config, tail or LogTail(), time_source or TimeSource()))
 
 
-async def _serve(config: Config, tail: LogTail) -> int:
+async def _serve(config: Config, tail: LogTail, time_source: TimeSource) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with AsyncExitStack() as running:
-        await _start(config, tail, running)
+        await _start(config, tail, time_source, running)
         await stopping.wait()
         log.info("stopping")
     log.info("stopped")
     return 0
 
 
-async def _start(config: Config, tail: LogTail, running: AsyncExitStack) -> None:
+async def _start(config: Config, tail: LogTail, time_source: TimeSource, running: AsyncExitStack) -> None:
     """Starts one part after the other. `running` stops them in the opposite order, also where a later one cannot
     start."""
     metrics = Metrics()
     readiness = Readiness()
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
-    store = _open_store(config, metrics, running)
+    store = _open_store(config, metrics, time_source, running)
     threads = config.server.reader_threads
     readers = FairReaders(threads, threads if config.access.file is None else 0)
     running.callback(readers.shutdown, wait=True)
@@ -218,10 +218,10 @@ def _warn_of_settings(topics: Topics) -> None:
             log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
-def _open_store(config: Config, metrics: Metrics, running: AsyncExitStack) -> Store:
+def _open_store(config: Config, metrics: Metrics, time_source: TimeSource, running: AsyncExitStack) -> Store:
     store = Store.open(
         config.server.data_dir,
-        clock=GuardedClock(options=clock_options(config)),
+        clock=GuardedClock(wall=time_source.wall, elapsed=time_source.elapsed, options=clock_options(config)),
         options=replace(store_options(config), plan_of=view_plan),
         observer=metrics,
         accept_clock=config.accept_clock,

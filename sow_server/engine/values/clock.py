@@ -33,6 +33,14 @@ def boot_micros() -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSource:
+    """The clocks of the machine that a guarded clock follows, in microseconds. Tests give others."""
+
+    wall: Callable[[], int] = wall_micros
+    elapsed: Callable[[], int] = boot_micros
+
+
+@dataclass(frozen=True, slots=True)
 class ClockOptions:
     """Bounds of rule L15, in microseconds."""
 

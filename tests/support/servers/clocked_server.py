@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
 from sow_server import __main__
-from sow_server.engine.values.clock import GuardedClock, boot_micros, wall_micros
+from sow_server.engine.values.clock import TimeSource, boot_micros, wall_micros
 
 FILE = Path("clock")
 STORE_FILE = Path("store_clock")
@@ -29,18 +28,16 @@ def _ahead_micros(file: Path) -> int:
 
 def main(arguments: list[str]) -> int:
     """Runs the server; returns its exit code."""
-    shifted = partial(
-        GuardedClock,
+    shifted = TimeSource(
         wall=lambda: wall_micros() + _ahead_micros(STORE_FILE),
         elapsed=lambda: boot_micros() + _ahead_micros(STORE_FILE),
     )
     with (
-        mock.patch("sow_server.app.GuardedClock", shifted),
         mock.patch("sow_server.access_control._now_micros", now_micros),
         mock.patch("sow_server.access_control.LOOK_SECONDS", LOOK_SECONDS),
         mock.patch("sow_server.access.failed_attempts.WAIT_SECONDS", 0.0),
     ):
-        return __main__.main(arguments)
+        return __main__.main(arguments, time_source=shifted)
 
 
 if __name__ == "__main__":

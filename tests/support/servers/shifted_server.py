@@ -11,26 +11,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from unittest import mock
 
 from sow_replication.options import NodeOptions
 from sow_server import __main__
 from sow_server.config import Config
 from sow_server.engine.replicas import CommandedPeer
-from sow_server.engine.values.clock import GuardedClock, wall_micros
+from sow_server.engine.values.clock import TimeSource, wall_micros
 from sow_server.linking import node_options
 
 
 def run(offset_micros: int, arguments: list[str], knobs: Mapping[str, int] | None = None) -> int:
     """Runs the server; returns its exit code."""
-    shifted = partial(GuardedClock, wall=lambda: wall_micros() + offset_micros)
+    shifted = TimeSource(wall=lambda: wall_micros() + offset_micros)
 
     def options(config: Config, added: Sequence[CommandedPeer] = ()) -> NodeOptions:
         return replace(node_options(config, added), **(knobs or {}))  # type: ignore[arg-type]  # each is an int
 
-    with mock.patch("sow_server.app.GuardedClock", shifted), mock.patch("sow_server.linking.node_options", options):
-        return __main__.main(arguments)
+    with mock.patch("sow_server.linking.node_options", options):
+        return __main__.main(arguments, time_source=shifted)
 
 
 def main(arguments: list[str]) -> int:
