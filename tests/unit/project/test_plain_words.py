@@ -128,6 +128,7 @@ PACKAGES: Final = (
     "clients/sow_cli",
     "clients/sow_client",
     "clients/sow_console",
+    "clients/sow_http",
     "examples",
     "proto",
     "replication",
