@@ -1,4 +1,4 @@
-"""What a request asks for: its arguments, its conditions, its body. Each fault names the argument."""
+"""The reading of requests: their arguments, their conditions, their bodies. Each fault names the argument."""
 
 from __future__ import annotations
 
