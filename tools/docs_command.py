@@ -70,6 +70,7 @@ GROUPS: Final = {
             "replication",
             "backup",
             "console",
+            "http",
             "bench",
         ),
     ),

@@ -52,6 +52,7 @@ COMMANDS: Final = {
     "compact": "server",
     "accept-clock": "server",
     "console": "console",
+    "http": "http",
     "bench": "bench",
     "whoami": "access",
     "auth": "access",

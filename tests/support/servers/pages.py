@@ -9,7 +9,7 @@
 [4]  A row of a table with the columns SYSTEM and `sow` has a command in its second cell, `sow …`, or a call,
      `client.…`. It runs. Whoever has the other system runs the commands of the first cell.
 [5]  A block whose title ends with `(not tested)` is not run. Its page says what it needs.
-[6]  Port 7450 is replaced by that of the server, and 9464, of the metrics, by a free one.
+[6]  Port 7450 is replaced by that of the server; 9464, of the metrics, and 7481, of HTTP, by free ones.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Reader:
         already."""
         self.folder = folder
         self.port = str(port or free_port())
-        self.places = {"7450": self.port, "9464": str(free_port())}
+        self.places = {"7450": self.port, "9464": str(free_port()), "7481": str(free_port())}
         """By the ports that pages name [6]."""
         self.server: subprocess.Popen[bytes] | None = None
         self._second: _Terminal | None = None

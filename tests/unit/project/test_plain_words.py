@@ -129,6 +129,7 @@ PACKAGES: Final = (
     "clients/sow_client",
     "clients/sow_console",
     "clients/sow_pytest",
+    "clients/sow_http",
     "examples",
     "proto",
     "replication",

@@ -1,0 +1,296 @@
+"""Records by key, queries, counts and groups.
+
+[1]  An answer that breaks off is seen: its transfer ends without its end, so a client knows that records are missing.
+[2]  A write is answered once the server has acknowledged it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Callable, Mapping
+from email.utils import format_datetime
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from sow_client import AsyncClient, NotFound, Published, Record, RecordBatch
+from sow_client._keys import KeyField, key_text
+from sow_client._payloads import Encoded, PayloadForm, encoded_in
+from sow_client._publish_columns import PAYLOAD_BYTES_MAX
+from sow_client._records import NEVER_MICROS, datetime_of
+from sow_http.arguments import Arguments, body, media_type, version_of
+from sow_http.problems import Refused, answer
+
+ROWS_MAX: Final = 1_000
+"""Records in one message of the server, and so in one piece of an answer."""
+TYPES: Final[Mapping[str, str]] = {
+    "json": "application/json",
+    "msgpack": "application/msgpack",
+    "fix": "text/plain; charset=utf-8",
+    "nvfix": "text/plain; charset=utf-8",
+}
+"""The type of a payload, by the message type of its topic; others: application/octet-stream."""
+_ACCEPTED: Final[Mapping[str, PayloadForm | None]] = {
+    "application/json": PayloadForm("json"),
+    "application/msgpack": PayloadForm("msgpack"),
+    "application/octet-stream": None,
+    "text/plain": None,
+}
+METADATA: Final[Mapping[str, Callable[[RecordBatch], list[object]]]] = {
+    "key": lambda batch: list(batch.keys),
+    "version": lambda batch: list(batch.versions),
+    "publish_time": lambda batch: [_time(micros) for micros in batch.publish_times_micros],
+    "expire_time": lambda batch: [_time(micros) for micros in batch.expire_times_micros],
+    "sequence": lambda batch: list(batch.sequences),
+    "origin": lambda batch: list(batch.origins),
+}
+
+
+# ---- one record ----
+
+
+async def get(request: Request, client: AsyncClient) -> Response:
+    """The payload of a record, as published."""
+    Arguments(request, ())
+    topic, key = request.path_params["topic"], request.path_params["key"]
+    record = await client.get(topic, key)
+    if record is None:
+        raise NotFound(f"there is no live record {key!r} in {topic!r}", reason="RECORD_NOT_FOUND")
+    headers = _headers(record.version, record.expire_time_micros)
+    headers["X-Sow-Publish-Time"] = str(_time(record.publish_time_micros))
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    content = TYPES.get(record.form.message_type, "application/octet-stream")
+    return Response(record.payload, 200, headers, content)
+
+
+async def put(request: Request, client: AsyncClient) -> Response:
+    """Publishes the body as the record of the key."""
+    return await _write(request, client, merges=False)
+
+
+async def patch(request: Request, client: AsyncClient) -> Response:
+    """Merges the fields of the body into the record of the key."""
+    return await _write(request, client, merges=True)
+
+
+async def delete(request: Request, client: AsyncClient) -> Response:
+    """Deletes a record."""
+    Arguments(request, ())
+    topic, key, version = request.path_params["topic"], request.path_params["key"], version_of(request, "If-Match")
+    done = await client.sow_delete(topic, keys=[key], only_if_versions=None if version is None else [version])
+    if done.deleted:
+        return Response(status_code=204)
+    if version is not None:
+        raise Refused(412, f"there is no live record {key!r} at version {version}", reason="CONDITION_FAILED")
+    raise NotFound(f"there is no live record {key!r} in {topic!r}", reason="RECORD_NOT_FOUND")
+
+
+async def _write(request: Request, client: AsyncClient, *, merges: bool) -> Response:
+    arguments = Arguments(request, ("ttl",))
+    topic, key = request.path_params["topic"], request.path_params["key"]
+    kind = media_type(request)
+    if kind not in _ACCEPTED:
+        raise Refused(415, f"Content-Type: {kind or 'none'} is none of {', '.join(_ACCEPTED)}", field="Content-Type")
+    absent = request.headers.get("if-none-match")
+    if absent not in (None, "*"):
+        raise Refused(400, f"If-None-Match: {absent!r} is not *", field="If-None-Match")
+    version = version_of(request, "If-Match")
+    payload = await body(request, PAYLOAD_BYTES_MAX)
+    form = _ACCEPTED[kind]
+    # The server refuses a payload that says of itself that it is of another type than its topic.
+    data: bytes | Encoded = payload if form is None else encoded_in(form)(payload)
+    settings = (await _settings(client, topic)) if key else ()
+    if settings:
+        _agrees(settings, form or PayloadForm(), payload, key)
+    publish = client.delta_publish if merges else client.publish
+    done = await publish(
+        topic,
+        data,
+        key=None if settings else key,
+        ttl=arguments.text("ttl"),
+        only_if_absent=absent is not None,
+        only_if_version=version,
+    )
+    return answer(_told(done), headers=_headers(done.version, done.expire_time_micros))
+
+
+async def _settings(client: AsyncClient, topic: str) -> tuple[str, ...]:
+    """The key fields of a topic; none, where the first publish makes it."""
+    try:
+        return tuple((await client.describe_topic(topic)).settings.key)
+    except NotFound:
+        return ()
+
+
+def _agrees(fields: tuple[str, ...], form: PayloadForm, payload: bytes, key: str) -> None:
+    """Raises Refused where the document has another key than the address. A field that is missing is left to the
+    server, which says so."""
+    values: list[KeyField] = []
+    for field in fields:
+        value: object = form.document(payload)
+        for part in field.strip("/").split("/"):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not isinstance(value, str | int | float | bool):
+            return
+        values.append(value)
+    found = key_text(tuple(values) if len(values) > 1 else values[0])
+    if found != key:
+        raise Refused(400, f"key: the document has the key {found!r}, and the address {key!r}", field="key")
+
+
+def _told(done: Published) -> dict[str, object]:
+    return {
+        "key": done.key,
+        "version": done.version,
+        "expire_time": None if done.expire_time is None else done.expire_time.isoformat(),
+        "bookmark": done.bookmark,
+    }
+
+
+def _headers(version: int, expire_micros: int | None) -> dict[str, str]:
+    headers = {"ETag": f'"{version}"'}
+    if expire_micros is not None:
+        headers["Expires"] = format_datetime(datetime_of(expire_micros).replace(microsecond=0), usegmt=True)
+        headers["X-Sow-Expire-Time"] = str(_time(expire_micros))
+    return headers
+
+
+def _time(micros: int) -> str | None:
+    return None if micros == NEVER_MICROS else datetime_of(micros).isoformat()
+
+
+# ---- many records ----
+
+QUERY: Final = {
+    "filter": "a condition, such as /price > 10",
+    "params": 'a JSON object: the values of the names in the filter, {"x": 1} for :x',
+    "order_by": "one or more of /price, /price DESC, @expire_time, with commas",
+    "select": "fields to return, as paths with commas",
+    "top": "at most so many records",
+    "skip": "leave the first ones out",
+    "metadata": f"members to add as _NAME, with commas: {', '.join(METADATA)}",
+    "format": "json: an array; ndjson: a document a line. Default: as Accept says, else json",
+}
+GROUPS: Final = {
+    "group_by": "expressions, such as /desk",
+    "aggregate": "expressions, such as COUNT(*) AS n, SUM(/qty) AS qty",
+    "having": "a condition over the results, such as /n > 10",
+    **{name: QUERY[name] for name in ("filter", "params", "order_by", "top", "skip", "format")},
+}
+COUNT: Final = {name: QUERY[name] for name in ("filter", "params")}
+
+
+async def query(request: Request, client: AsyncClient) -> Response:
+    """The live records that match, of one instant."""
+    return await _answered(request, client, Arguments(request, QUERY))
+
+
+async def groups(request: Request, client: AsyncClient) -> Response:
+    """A result for each group of the records that match."""
+    arguments = Arguments(request, GROUPS)
+    if not arguments.text("group_by") and not arguments.text("aggregate"):
+        raise Refused(400, "aggregate: give group_by, aggregate, or both", field="aggregate")
+    return await _answered(request, client, arguments)
+
+
+async def count(request: Request, client: AsyncClient) -> Response:
+    """The number of live records that match."""
+    arguments = Arguments(request, COUNT)
+    topic = request.path_params["topic"]
+    found = await client.count(topic, arguments.text("filter"), arguments.parameters())
+    return answer({"count": found})
+
+
+async def topics(request: Request, client: AsyncClient) -> Response:
+    """The topics that the caller may see."""
+    Arguments(request, ())
+    told = [
+        {
+            "name": topic.name,
+            "message_type": topic.settings.message_type,
+            "key": list(topic.settings.key),
+            "expiration": str(topic.settings.expiration),
+            "is_view": topic.is_view,
+        }
+        for topic in await client.topics()
+    ]
+    return answer({"topics": told})
+
+
+async def _answered(request: Request, client: AsyncClient, arguments: Arguments) -> Response:
+    accepts = "ndjson" if "application/x-ndjson" in request.headers.get("accept", "") else "json"
+    lines = arguments.one_of("format", ("json", "ndjson"), accepts) == "ndjson"
+    wanted = arguments.texts("metadata") or []
+    for name in wanted:
+        if name not in METADATA:
+            raise Refused(400, f"metadata: {name!r} is none of {', '.join(METADATA)}", field="metadata")
+    found = client.query(
+        request.path_params["topic"],
+        arguments.text("filter"),
+        arguments.parameters(),
+        order_by=arguments.texts("order_by"),
+        select=arguments.texts("select"),
+        skip_n=arguments.number("skip") or 0,
+        top_n=arguments.number("top"),
+        group_by=arguments.texts("group_by"),
+        aggregate=arguments.texts("aggregate"),
+        having=arguments.text("having"),
+        batch_size=ROWS_MAX,
+    )
+    batches = aiter(found.batches())
+    first = await anext(batches, None)  # a refusal is an answer of its own, so it comes before the first byte
+    assert found.header is not None, "a query has its header before its first batch, and at its end"
+    headers = {"X-Sow-Bookmark": found.header.bookmark, "X-Sow-As-Of": found.header.as_of.isoformat()}
+
+    async def sent() -> AsyncGenerator[bytes, None]:
+        async with found:  # ends the server's work where the client goes away
+            yield b"" if lines else b"["
+            batch, between = first, b""
+            while batch is not None:
+                made = rows(batch, wanted)
+                if made:
+                    yield _joined(made, between, lines)
+                    between = b"" if lines else b",\n"
+                batch = await anext(batches, None)
+            yield b"" if lines else b"]\n"
+
+    return StreamingResponse(sent(), 200, headers, "application/x-ndjson" if lines else TYPES["json"])
+
+
+def _joined(made: list[bytes], between: bytes, lines: bool) -> bytes:
+    return b"\n".join(made) + b"\n" if lines else between + b",\n".join(made)
+
+
+def rows(batch: RecordBatch, metadata: list[str]) -> list[bytes]:
+    """The records of a batch as JSON objects, each on one line."""
+    made = [one_line(batch.form, payload) for payload in batch.payloads]
+    if not metadata:
+        return made
+    columns = zip(*(METADATA[name](batch) for name in metadata), strict=True)
+    names = [f"_{name}" for name in metadata]
+    return [_with(row, dict(zip(names, values, strict=True))) for row, values in zip(made, columns, strict=True)]
+
+
+def _with(row: bytes, members: dict[str, object]) -> bytes:
+    """Behind the fields of the document, so that no field of the same name takes their place."""
+    inside = row.strip()[1:-1].strip()
+    return b"{" + inside + (b"," if inside else b"") + msgspec.json.encode(members)[1:]
+
+
+def one_line(form: PayloadForm, payload: bytes) -> bytes:
+    """The payload as a JSON object without line breaks. One without fields is base64, under the name `payload`."""
+    found = form.json(payload)
+    if found is None:
+        return msgspec.json.encode({"payload": base64.b64encode(payload).decode()})
+    return msgspec.json.format(found, indent=-1) if b"\n" in found or b"\r" in found else found
+
+
+def shown(record: Record) -> bytes:
+    """A record in an event: its key, its version, its expire time and its document."""
+    head = {"key": record.key, "version": record.version}
+    if (expires := record.expire_time_micros) is not None:
+        head["expire_time"] = str(_time(expires))
+    return msgspec.json.encode(head)[:-1] + b',"data":' + one_line(record.form, record.payload) + b"}"

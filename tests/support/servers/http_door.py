@@ -1,0 +1,55 @@
+"""`sow http` for tests, in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from tests.support.servers.console import NO_AUTHORITIES
+from tests.support.servers.forked_commands import sow
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDoor:
+    """The process, and its address."""
+
+    address: str
+    process: subprocess.Popen[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def client(self, token: str | None = None, **headers: str) -> httpx.Client:
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return httpx.Client(base_url=self.address, headers=headers, timeout=30, verify=NO_AUTHORITIES)
+
+
+@contextmanager
+def running_door(servers: str, *options: str, port: int = 0) -> Iterator[RunningDoor]:
+    """Starts `sow http` for servers, on a free port by default."""
+    process = subprocess.Popen(
+        [sow(), "--server", servers, "http", "--listen", f"127.0.0.1:{port}", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        found = re.match(r"serves .* at (http://127\.0\.0\.1:\d+)$", first)
+        assert found, first + process.stdout.read()
+        yield RunningDoor(found[1], process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
