@@ -8,6 +8,7 @@ r"""The interactive shell: `sow` without a command, on a terminal.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import threading
@@ -163,8 +164,9 @@ class Shell:
     def execute(self, line: str) -> int:
         """Runs one line; returns its exit code ([1])."""
         wide = line.endswith(WIDE)
+        told = line.removesuffix(WIDE)
         try:
-            words = shlex.split(line.removesuffix(WIDE))
+            words = ["sql", told[4:].strip()] if re.match(r"\.sql(\s|$)", told) else shlex.split(told)
         except ValueError as error:
             click.echo(f"sow: {error}", err=True)
             return 2
