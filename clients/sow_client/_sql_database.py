@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -158,7 +159,16 @@ class Database:
         used = dict(statement.parameters)
         text = statement.text.rstrip().rstrip(";")
         try:
-            self._connection.execute(f"CREATE OR REPLACE TABLE {_ANSWER} AS\n{text}", used or None)
+            # In a thread: a call of DuckDB in the main one would hold Ctrl-C back until it ends.
+            with ThreadPoolExecutor(1, "sow-sql") as threads:
+                running = threads.submit(
+                    self._connection.execute, f"CREATE OR REPLACE TABLE {_ANSWER} AS\n{text}", used or None
+                )
+                try:
+                    running.result()
+                except BaseException:
+                    self._connection.interrupt()
+                    raise
         except self._duckdb.Error as error:
             raise self._told(error) from error
 
@@ -228,7 +238,7 @@ class TableReading:
 
     @property
     def told(self) -> SqlTopic:
-        """What was read."""
+        """The topic, as it was read."""
         text, values = self._filtered
         columns = (*self._columns, *self._whole, *self._metadata)
         return SqlTopic(
