@@ -51,7 +51,7 @@ _WORDS: Final = tuple(
         (r"  # noqa: ASYNC109[^\n]*", ""),
         (r"\bimport asyncio\n", "import time\n"),
         (r"\basyncio\.sleep\b", "time.sleep"),
-        (r"\basyncio\.to_thread\(([\w.]+), ", r"\1("),
+        (r"\basyncio\.to_thread\(([\w.]+)(?:, |(?=\)))", r"\1("),
         (r"\bimport grpc\.aio\n", ""),
         (r"\bgrpc\.aio\.", "grpc."),
         (r"\bin one task\b", "on one thread"),

@@ -47,7 +47,7 @@ GROUPS: Final = {
         "Reading",
         "Show, count and export records, and convert filters. [Filters](../../filters.md) has the language of filters, "
         "and [output](../output.md) the forms of a record.",
-        ("get", "query", "count", "due", "export", "filter"),
+        ("get", "query", "count", "sql", "due", "export", "filter"),
     ),
     "follow": Group(
         "Following changes",

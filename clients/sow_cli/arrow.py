@@ -28,9 +28,9 @@ from sow_cli.columns import METADATA, Path, heading, steps
 from sow_cli.kept import CsvKept, is_plain
 from sow_cli.row_records import FineTime, Unread
 from sow_cli.rows import NEVER_MICROS, BatchColumns, RecordForm
-from sow_cli.shapes import DataType, Shape
 from sow_client import PayloadForm
 from sow_client._frame_rows import foreign_type
+from sow_client._shapes import DataType, Shape
 
 RECORDS_LOOKED_AT: Final = 10_000
 """A stream of records has the types of its first ones."""
@@ -282,6 +282,16 @@ class ArrowFile:
     def close(self) -> None:
         """Writes the end of the file; the sink stays open."""
         self._writer.close()
+
+
+def write_rows(sink: IO[bytes], columns: Any, batches: Iterable[Any], *, is_parquet: bool) -> None:
+    """Writes batches of Arrow with this schema: as a Parquet file, or as a stream of Arrow."""
+    pa = load_pyarrow()
+    target = pa.PythonFile(Sink(sink), mode="w")
+    make = import_module("pyarrow.parquet").ParquetWriter if is_parquet else pa.ipc.new_stream
+    with make(target, columns) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 class Sink:

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "get": "records",
     "query": "queries",
     "count": "queries",
+    "sql": "sql",
     "history": "history",
     "changes": "changes",
     "export": "exporting",

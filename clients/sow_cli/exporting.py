@@ -100,7 +100,7 @@ def export(
       sow export orders orders.ndjson.zst
       sow export orders big.csv --filter "/price > 9" --select /id,@expire_time
     """
-    kind = _form_of(file)
+    kind = form_of(file)
     named = selected(select)
     if kind in _WHOLE and named:
         raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
@@ -139,7 +139,7 @@ def export(
     remark_on_fields(exporting.absent_fields)
 
 
-def _form_of(file: Path) -> Format:
+def form_of(file: Path) -> Format:
     """The format that the name tells. Raises a usage error."""
     name, compression = packing.unpacked_name(file.name)
     kind = _FORMATS.get(name.suffix.lower())

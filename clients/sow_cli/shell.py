@@ -190,6 +190,8 @@ class Shell:
             return 0
         if len(words) == 1 and words[0] in LEAVE:
             raise EOFError
+        if words[0] == ".sql":  # its text keeps its quotation marks
+            words[0] = "sql"
         if words[0] in HELP:
             words = [*words[1:], "--help"]
         before = [*self._outer, *(("--format", "ndjson") if command.is_wide else ())]

@@ -144,8 +144,9 @@ class ShellCommand:
 def commands(text: str) -> list[ShellCommand]:
     """The commands of a text that is complete. Raises LineError."""
     if _is_raw(text):
-        name, *rest = text.strip().split(None, 1)
-        return [ShellCommand((name, *rest))]
+        told = text.strip()
+        name, *rest = told.removesuffix(WIDE).split(None, 1)
+        return [ShellCommand((name, *map(str.rstrip, rest)), told.endswith(WIDE))]
     found = list(tokens(text))
     if found and (mark := found[-1].open):
         last = found[-1]

@@ -13,11 +13,12 @@ from sow_client.aio._following import AsyncFollowing
 from sow_client.aio._inspecting import AsyncInspecting
 from sow_client.aio._leasing import AsyncLeasing
 from sow_client.aio._loading import AsyncLoading
+from sow_client.aio._querying_sql import AsyncSql
 from sow_client.aio._snapshots import AsyncSnapshots
 
 
 @refused_by_name
-class AsyncClient(AsyncLeasing, AsyncSnapshots, AsyncFollowing, AsyncLoading, AsyncInspecting):
+class AsyncClient(AsyncLeasing, AsyncSql, AsyncSnapshots, AsyncFollowing, AsyncLoading, AsyncInspecting):
     """A connection to a sow server. It connects at the first call, and again by itself after a break.
 
     It may be made before its event loop runs: it belongs to the loop that makes its first call. All tasks of that loop

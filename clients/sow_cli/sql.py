@@ -1,0 +1,210 @@
+"""`sow sql`: a SELECT over topics, answered by DuckDB."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+from uuid import UUID
+
+import click
+import msgspec
+
+from sow_cli import arguments, display, exporting, packing
+from sow_cli.filter_parameters import Values, param_option
+from sow_cli.output import Fact, Format, Output, moment, note, record_output_option
+from sow_cli.rows import quoted_cell, quoted_safely
+from sow_cli.session import Session, near_names
+from sow_client import Client, NotFound
+
+if TYPE_CHECKING:
+    from sow_client._sql_database import SqlResult, SqlTopic
+
+_ROWS_MAX: Final = 1_000
+"""A table has so many rows."""
+
+
+@click.command(short_help="Answer a SELECT over topics.")
+@click.argument("text", metavar="SELECT")
+@param_option
+@click.option("--memory", default="1GB", show_default=True, metavar="SIZE", help="The most memory that DuckDB takes.")
+@click.option("--explain", is_flag=True, help="Instead of the rows: what was read of each topic, and how.")
+@click.option("--no-push", is_flag=True, help="Read all records: the server judges no condition.")
+@click.option(
+    "-o",
+    "--output-file",
+    "file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file, whose end tells the format.",
+)
+@record_output_option
+@click.pass_obj
+def sql(
+    session: Session,
+    *,
+    text: str,
+    parameters: Values | None,
+    memory: str,
+    explain: bool,
+    no_push: bool,
+    file: Path | None,
+    output: Output,
+) -> None:
+    """Answer one SELECT of DuckDB. Its tables are topics, its columns their fields, and the metadata _key, _version,
+    _publish_time, _expire_time, _origin and _sequence.
+
+    Each topic is read as it was at one instant, which stderr tells. A name with other characters than letters, digits
+    and _ is quoted: "md-prices". $name in the text is a value of --param. It needs DuckDB: pip install 'sow[sql]'.
+
+    \b
+    Examples:
+      sow sql "SELECT site, avg(v) FROM devices JOIN sites USING (id) GROUP BY site"
+      sow sql "SELECT desk, count(*) FROM orders WHERE _expire_time < now() + INTERVAL 1 HOUR GROUP BY desk"
+      sow sql "SELECT * FROM orders WHERE desk = \\$desk" --param desk=rates -o orders.parquet
+      sow sql --explain "SELECT id FROM orders WHERE desk = 'rates'"
+    """
+    arguments.refuse_together(("--explain", explain), ("-o", file is not None))
+    if output.format is Format.RAW:
+        raise click.UsageError("--format raw is for records")
+    kind = output.format if file is None else exporting.form_of(file)
+    with session.client() as client:
+        with _asked(client, text, parameters, memory, push=not no_push) as result:
+            if explain:
+                output.many(list(map(_explained, result.topics.values())), names=_EXPLAINED, nothing="no topics")
+                return
+            if file is not None:
+                with exporting.replaced(file) as plain, packing.packed(plain, file.name) as sink:
+                    _write(result, kind, sink, output)
+            elif kind is Format.TABLE:
+                _show(result, output)
+            else:
+                _write(result, kind, sys.stdout.buffer, output)
+                sys.stdout.buffer.flush()
+            for one in result.topics.values():
+                place = f", bookmark {one.bookmark}" if one.bookmark else ""
+                instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                note(f"{display.safe(one.topic)}: {display.records(one.records)} read, as of {instant}{place}")
+
+
+@contextmanager
+def _asked(client: Client, text: str, parameters: Values | None, memory: str, *, push: bool) -> Iterator[SqlResult]:
+    try:
+        result = client.sql(text, parameters, memory=memory, push=push)
+    except ImportError as error:
+        raise click.UsageError(
+            f"sow sql needs DuckDB, sqlglot and pyarrow: pip install 'sow[sql]' ({error})"
+        ) from error
+    except NotFound as error:
+        topic = error.details.get("topic", "")
+        near = near_names(topic, [one.name for one in client.topics()]) if topic else []
+        if near:
+            note(f"did you mean {' or '.join(map(display.safe, near))}?")
+        raise
+    with result:
+        yield result
+
+
+_EXPLAINED: Final = ("topic", "as_of_micros", "bookmark", "records", "columns", "filter", "parameters")
+
+
+def _explained(read: SqlTopic) -> list[Fact]:
+    values = msgspec.json.encode(read.parameters).decode()
+    return [
+        Fact("topic", read.topic, display.safe(read.topic)),
+        moment("as_of", read.as_of, label="as of"),
+        Fact("bookmark", read.bookmark, read.bookmark or "", in_lists=False),
+        Fact("records", read.records, display.count(read.records), right=True),
+        Fact("columns", list(read.columns), display.safe(", ".join(read.columns))),
+        Fact("filter", read.filter, display.safe(read.filter or display.NOT_SET)),
+        Fact("parameters", values, display.safe(values if read.parameters else display.NOT_SET)),
+    ]
+
+
+def _show(result: SqlResult, output: Output) -> None:
+    rows = list(islice(result.rows(), _ROWS_MAX + 1))
+    facts = [
+        [
+            Fact(name, None, _text(one), label=display.safe(name), right=_is_number(one))
+            for name, one in zip(result.columns, row, strict=True)
+        ]
+        for row in rows[:_ROWS_MAX]
+    ]
+    output.many(facts, names=result.columns, nothing="no rows")
+    if len(rows) > _ROWS_MAX:
+        note(f"the first {_ROWS_MAX:,} rows, and there are more: a pipe gets all of them")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return display.NOT_SET
+    plain = _plain(value)
+    return display.safe(plain if isinstance(plain, str) else _encode(plain).decode())
+
+
+def _write(result: SqlResult, kind: Format, sink: IO[bytes], output: Output) -> None:
+    """Writes the rows, piece by piece."""
+    if kind in (Format.PARQUET, Format.ARROW):
+        from sow_cli.arrow import write_rows
+
+        write_rows(sink, result.schema, result.batches(), is_parquet=kind is Format.PARQUET)
+        return
+    between = b"[\n"
+    if kind is Format.CSV:
+        sink.write(_csv([result.columns], output))
+    for batch in result.batches():
+        rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        if kind is Format.CSV:
+            sink.write(_csv([[None if one is None else _cell(one) for one in row] for row in rows], output))
+            continue
+        for row in rows:
+            line = _encode({name: _plain(one) for name, one in zip(result.columns, row, strict=True)})
+            if kind is Format.JSON:
+                sink.write(between + line)
+                between = b",\n"
+            else:
+                sink.write(line + b"\n")
+    if kind is Format.JSON:
+        sink.write(b"[]\n" if between == b"[\n" else b"\n]\n")
+
+
+_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _cell(value: object) -> str:
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else _encode(plain).decode()
+
+
+def _csv(rows: Iterable[Sequence[str | None]], output: Output) -> bytes:
+    quoted = quoted_safely if output.csv_safe else quoted_cell
+    return "".join([",".join(["" if one is None else quoted(one) for one in row]) + "\n" for row in rows]).encode()
+
+
+def _plain(value: object) -> object:
+    """A value of DuckDB as JSON has it, exactly: numbers as numbers, times as ISO 8601, bytes as base64."""
+    match value:
+        case float() if value != value or value in (float("inf"), float("-inf")):
+            return repr(value)
+        case datetime() if value.tzinfo is not None:
+            return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        case date() | time():
+            return value.isoformat()
+        case timedelta() | UUID():
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+        case dict():
+            return {str(name): _plain(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_plain(one) for one in value]
+    return value
