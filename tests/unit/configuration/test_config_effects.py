@@ -21,7 +21,7 @@ from sow_server.config import Config, clock_options, load, store_options
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay, SweepPace
 from sow_server.engine.commit.requests import RequestLimits
-from sow_server.engine.values.clock import ClockBehindError, GuardedClock
+from sow_server.engine.values.clock import ClockBehindError, GuardedClock, TimeSource
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Publish, PublisherPosition
 from sow_server.metrics import Metrics
@@ -215,7 +215,7 @@ class Started:
 
         async def serve() -> None:
             async with AsyncExitStack() as running:
-                await app._start(config, LogTail(), running)
+                await app._start(config, LogTail(), TimeSource(), running)
                 act()
 
         asyncio.run(serve())
