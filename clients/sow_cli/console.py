@@ -72,7 +72,8 @@ def console(
         click.echo("sow: the token of --token-file is not used: people log in with their own", err=True)
 
     def connect(server: str, token: str | None) -> AsyncClient:
-        return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.waits)
+        # No environment: a token of it would be lent to whoever opens the console.
+        return AsyncClient(server, tls=session.tls, token=token, connect_timeout=session.waits, environment={})
 
     lacks_arrow = importlib.util.find_spec("pyarrow") is None
     options = app.Options(

@@ -309,7 +309,7 @@ def test_there_are_no_writes_unless_the_console_was_started_with_them(
 
 
 def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: Path) -> None:
-    actions = "read consume publish delete observe operator topic-admin"
+    actions = "read consume publish delete create observe operator topic-admin"
     text = identity("writer", "all") + grant("all", ".*", actions)
     write_access(tmp_path, text + identity("reader", "some") + grant("some", ".*", "read observe"))
     with (
@@ -331,11 +331,14 @@ def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: P
         with root.subscribe("orders", start=EARLIEST) as followed, root.subscribe("letters", start=EARLIEST) as other:
             next(iter(followed))
             next(iter(other))
-            seen = str(root.get_many("orders", ["3"])[0].version)
+            of_two, seen = (str(one.version) for one in root.get_many("orders", ["2", "3"]))
             given = {
                 "touch": {"topic": "orders", "key": "1", "ttl": "1d"},
+                "edit": {"topic": "orders", "key": "2", "payload": '{"id": 2, "n": 1}', "version": of_two},
                 "persist": {"topic": "orders", "key": "2"},
                 "delete": {"topic": "orders", "key": "3", "version": seen},
+                "add": {"topic": "orders", "payload": '{"id": 7}'},
+                "create": {"topic": "made", "key": "/id"},
                 "republish": {"topic": "letters", "key": "l", "version": str(letter.version), "target": "orders"},
                 "clear": {"topic": "orders", "durable": "billing"},
                 "rewind": {"topic": "orders", "durable": "billing"},
@@ -348,6 +351,8 @@ def test_each_write_asks_shows_its_command_and_is_done_as_the_person(tmp_path: P
             for name, about in given.items():
                 path = f"/{server.address}/write/{name}"
                 asked = browser.get(path, params=about).text
+                if WRITES[name].long:
+                    asked = browser.post(path, data=about | {"look": "1", "csrf": csrf_of(asked)}, headers=own).text
                 of_another = reader.get(f"/{server.address}/overview").text
                 about |= dict(re.findall('name="(expected)" value="(.*?)"', asked))
                 parsed(shlex.split(html.unescape(re.findall("<code>(.*?)</code>", asked)[0])))

@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Final
 
 import httpx
@@ -157,6 +158,17 @@ def test_each_session_shows_what_its_own_token_may_see(server: ServerProcess, co
         write = f"/{server.address}/write/delete"
         given = {"topic": "orders", "key": "1", "csrf": csrf}
         assert one.post(write, data=given, headers=own).status_code == 403
+
+
+def test_nobody_is_lent_the_token_of_the_environment(server: ServerProcess, tmp_path: Path) -> None:
+    """A client reads SOW_TOKEN_FILE. So whoever opened the one-time address once had the rights of that token."""
+    token = tmp_path / "token"
+    token.write_text("both")
+    token.chmod(0o600)
+    with running_console(server.address, token_file=token) as console, closing(console.opened()) as browser:
+        page = browser.get(f"/{server.address}/records.json?topic=orders")
+    assert not tells(page.content)
+    assert "UNAUTHENTICATED" in page.text
 
 
 def test_a_stolen_cookie_is_worth_nothing_after_the_log_out(server: ServerProcess, console: RunningConsole) -> None:

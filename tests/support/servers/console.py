@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final, Self, cast
 
 import httpx
@@ -147,18 +149,22 @@ class RunningConsole:
 
 
 @contextmanager
-def running_console(servers: str, *options: str) -> Iterator[RunningConsole]:
-    """Starts `sow console` for servers on a free port."""
+def running_console(servers: str, *options: str, token_file: Path | None = None) -> Iterator[RunningConsole]:
+    """Starts `sow console` for servers on a free port. `token_file`: that of its environment."""
     process = subprocess.Popen(
         [sow(), "--server", servers, "console", "--listen", "127.0.0.1:0", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=os.environ | ({} if token_file is None else {"SOW_TOKEN_FILE": str(token_file)}),
         text=True,
     )
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
+        if token_file is not None:
+            assert "is not used" in first
+            first = process.stdout.readline()
         found = re.match(r"serves .* at (http://127\.0\.0\.1:\d+)$", first)
         assert found, first + process.stdout.read()
         yield RunningConsole(found[1], _code(process.stdout.readline()), process)
