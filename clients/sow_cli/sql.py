@@ -64,9 +64,12 @@ def sql(
 
     \b
     Examples:
-      sow sql "SELECT site, avg(v) FROM devices JOIN sites USING (id) GROUP BY site"
-      sow sql "SELECT desk, count(*) FROM orders WHERE _expire_time < now() + INTERVAL 1 HOUR GROUP BY desk"
-      sow sql "SELECT * FROM orders WHERE desk = \\$desk" --param desk=rates -o orders.parquet
+      sow sql "SELECT site, avg(v) FROM devices JOIN sites USING (id)
+        GROUP BY site"
+      sow sql "SELECT desk, count(*) FROM orders
+        WHERE _expire_time < now() + INTERVAL 1 HOUR GROUP BY desk"
+      sow sql "SELECT * FROM orders WHERE desk = \\$desk" --param desk=rates \\
+        -o orders.parquet
       sow sql --explain "SELECT id FROM orders WHERE desk = 'rates'"
     """
     arguments.refuse_together(("--explain", explain), ("-o", file is not None))

@@ -36,6 +36,7 @@ _WITHOUT_RESULT = (
     ("token", "new"),
     ("lease",),
     ("console",),
+    ("http",),
     ("context", "use"),
     ("context", "remove"),
     ("completion",),

@@ -52,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """Records the arguments of the start instead of starting a server."""
     found: list[Config] = []
 
-    def run(settings: Config, tail: LogTail) -> int:
+    def run(settings: Config, tail: LogTail, *, time_source: object) -> int:
         found.append(settings)
         return 0
 
@@ -83,7 +83,7 @@ def test_every_option_reaches_the_configuration(started: list[Config], tmp_path:
 def test_a_server_makes_no_file_that_others_may_access(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """X5: whatever the umask of its caller."""
 
-    def run(settings: Config, tail: LogTail) -> int:
+    def run(settings: Config, tail: LogTail, *, time_source: object) -> int:
         (tmp_path / "file").touch()
         (tmp_path / "folder").mkdir()
         return 0
@@ -223,7 +223,7 @@ def test_wrong_usage_exits_with_2(options: list[str], capsys: pytest.CaptureFixt
 def test_trouble_at_start_is_one_message_and_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def run(settings: Config, tail: LogTail) -> int:
+    def run(settings: Config, tail: LogTail, *, time_source: object) -> int:
         raise error
 
     monkeypatch.setattr(app, "run", run)
@@ -232,12 +232,12 @@ def test_trouble_at_start_is_one_message_and_2(
 
 
 def test_the_exit_code_is_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "run", lambda settings, tail: 7)
+    monkeypatch.setattr(app, "run", lambda settings, tail, *, time_source: 7)
     assert program.main([]) == 7
 
 
 def test_an_interrupted_start_leaves_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(settings: Config, tail: LogTail) -> int:
+    def run(settings: Config, tail: LogTail, *, time_source: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "run", run)
