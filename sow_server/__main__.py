@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    # Not at the top: --help and --version should answer also without the server's libraries.
+    # Not at the top: --help and --version should answer at once, also without the server's libraries.
     from sow_server import config, logs
 
     given.config = given.config or os.environ.get("SOW_SERVER_CONFIG") or None
