@@ -26,7 +26,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HOST: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*")
 _CLOCKS: Final = timedelta(minutes=5)
 """How far the clock of another machine may be behind this one's."""
-_VALID: Final = (timedelta(minutes=1), timedelta(days=3650))
 
 
 def _host(text: str) -> str:
@@ -48,7 +47,7 @@ def _client(text: str) -> str:
 
 def _validity(text: str) -> timedelta:
     found = timedelta(microseconds=parse_micros(arguments.duration(text)))
-    if not _VALID[0] <= found <= _VALID[1]:
+    if not timedelta(minutes=1) <= found <= timedelta(days=3650):
         raise click.BadParameter(f"{text} is not between 1m and 3650d")
     return found
 
@@ -61,23 +60,13 @@ def tls() -> None:
 @tls.command(short_help="Make an authority, and certificates of a server and of clients.")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--host",
-    "hosts",
-    metavar="NAME",
-    multiple=True,
-    type=_host,
-    help="A name or address of the server, besides localhost. For several, give it again.",
-)
+    "--host", "hosts", metavar="NAME", multiple=True, type=_host,
+    help="Another name or address of the server; repeatable.",
+)  # fmt: skip
 @click.option(
-    "--client",
-    "clients",
-    metavar="NAME",
-    multiple=True,
-    type=_client,
-    default=("client",),
-    show_default=True,
-    help="A client: its certificate has the name CN:NAME. For several, give it again.",
-)
+    "--client", "clients", metavar="NAME", multiple=True, type=_client, default=("client",), show_default=True,
+    help="A client, whose certificate has the name CN:NAME; repeatable.",
+)  # fmt: skip
 @click.option(
     "--valid", metavar="DURATION", default="90d", show_default=True, type=_validity, help="How long they are valid."
 )
@@ -96,9 +85,6 @@ def init(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...], valid: 
         raise click.ClickException("`sow tls init` needs cryptography; install it: pip install 'sow[server]'")
     begin = datetime.now(UTC).replace(microsecond=0)
     files = _issued((*_LOCAL, *hosts), clients, begin - _CLOCKS, begin + valid)
-    for file in [folder / name for name in files]:
-        if file.exists() or file.is_symlink():
-            raise click.UsageError(f"{file} exists, and nothing is overwritten: take another folder, or remove it")
     _write(folder, files)
     path = {name: shlex.quote(str(folder / name)) for name in files}
     server = f"[{hosts[0]}]" if hosts and ":" in hosts[0] else (*hosts, "localhost")[0]
@@ -115,7 +101,7 @@ def init(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...], valid: 
 
 def _issued(hosts: tuple[str, ...], clients: tuple[str, ...], begin: datetime, end: datetime) -> dict[str, bytes]:
     """The content of each file, by its name."""
-    # Here, as it belongs to an extra, and takes as long to import as all of the command.
+    # Here, as it belongs to an extra, and other commands start without it.
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -136,7 +122,6 @@ def _issued(hosts: tuple[str, ...], clients: tuple[str, ...], begin: datetime, e
     for name in ("ca", "server", *dict.fromkeys(clients)):
         is_ca = name == "ca"
         key = signer if is_ca else ec.generate_private_key(ec.SECP256R1())
-        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]  # the server's, too: it may be the peer of another one
         extensions: list[tuple[x509.ExtensionType, bool]] = [
             (x509.BasicConstraints(is_ca, 0 if is_ca else None), True),
             # It signs data, or, as an authority, certificates and lists of revoked ones.
@@ -144,11 +129,13 @@ def _issued(hosts: tuple[str, ...], clients: tuple[str, ...], begin: datetime, e
             (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
             (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer_id), False),
         ]
-        if name == "server":
-            purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        if name == "server":  # it may also be the peer, so the client, of another one
+            usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
             extensions.append((x509.SubjectAlternativeName([general(host) for host in dict.fromkeys(hosts)]), False))
+        else:
+            usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if not is_ca:
-            extensions.append((x509.ExtendedKeyUsage(purposes), False))
+            extensions.append((x509.ExtendedKeyUsage(usages), False))
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name if is_ca else name)])
         issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, ca_name)])
         serial = x509.random_serial_number()
@@ -175,4 +162,5 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     except OSError as error:
         for done in written:
             done.unlink(missing_ok=True)
-        raise click.UsageError(f"{file}: {error.strerror}") from error
+        kept = "; nothing is overwritten" if isinstance(error, FileExistsError) else ""
+        raise click.UsageError(f"{file}: {error.strerror}{kept}") from error

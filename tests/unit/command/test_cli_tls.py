@@ -79,7 +79,7 @@ def test_no_file_is_overwritten(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     done = _init(str(tmp_path))
     assert done.exit_code == 2
-    assert f"{tmp_path / name} exists, and nothing is overwritten" in done.output
+    assert f"{tmp_path / name}: File exists; nothing is overwritten" in done.output
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
 
