@@ -22,7 +22,7 @@ PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
-	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist requirements \
+	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist release-dry-run requirements \
 	proto client clean
 
 demo: .venv/.server .venv/.flights
@@ -143,6 +143,13 @@ dist: .venv/.server
 	@rm -rf dist
 	$(call step,2/2 building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
 	@ls -1 dist/*
+
+# Builds and checks what a release publishes, in dist, and publishes nothing: wheel, sdist and, where Node 20 is, the
+# package for npm. RELEASE_TAG=v0.1.0 also checks that the tag and the changelog name this version.
+RELEASE_TAG ?=
+release-dry-run: .venv/.server
+	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
+	$(call step,2/2 building and checking (10 to 60 s),.venv/bin/python -m tools.release --tag '$(RELEASE_TAG)')
 
 # Writes requirements/*.txt anew: the versions that are installed here, which the tests ran with, and the hashes of all
 # their files, for every Python and system. uv has an environment of its own, as only this needs it.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +57,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # Not at the top: --help and --version should answer at once, also without the server's libraries.
     from sow_server import config, logs
 
+    given.config = given.config or os.environ.get("SOW_SERVER_CONFIG") or None
     try:
         settings = config.load(
             None if given.config is None else Path(given.config),
@@ -67,6 +70,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
                 insecure=given.insecure,
                 authoritative=given.authoritative,
             ),
+            os.environ,
         )
     except config.ConfigError as error:
         return _trouble(str(error))
@@ -124,8 +128,32 @@ def _trouble(message: str) -> int:
     return EXIT_TROUBLE
 
 
+class _Parser(argparse.ArgumentParser):
+    def format_help(self) -> str:
+        """As argparse's, with the variables of the environment."""
+        width = shutil.get_terminal_size().columns - 2
+        about = (
+            "Each setting with one value can be set in the environment, instead of in the file. An option comes before "
+            "its variable. SOW_SERVER_CONFIG is --config FILE; the others, by the table of the file:"
+        )
+        rows = textwrap.fill(about, width, initial_indent="  ", subsequent_indent="  ")
+        parts = [super().format_help(), "environment:", rows]
+        try:
+            from sow_server.config import variables
+        except ModuleNotFoundError:
+            parts.append("  they are listed where the server's libraries are installed: pip install 'sow[server]'")
+        else:
+            tables: dict[str, list[str]] = {}
+            for name, knob in variables().items():
+                tables.setdefault(f"[{knob.table}]", []).append(name)
+            for table, names in tables.items():
+                text = f"{table} {' '.join(names)}"
+                parts.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
+        return "\n".join(parts) + "\n"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="sow-server",
         description="A state-of-the-world store: the last value of every key, with lifetimes, durable, over gRPC.",
         epilog="Without --config it listens on 127.0.0.1:7450, keeps its data in ./sow-data, and the first publish "

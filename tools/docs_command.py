@@ -76,9 +76,9 @@ GROUPS: Final = {
     ),
     "access": Group(
         "Access and contexts",
-        "Show and end sessions, check permissions, make tokens, and save the settings of a connection. "
+        "Show and end sessions, check permissions, make tokens and certificates, and save settings of a connection. "
         "[Security](../../security.md) describes credentials and permissions.",
-        ("whoami", "auth", "token", "sessions", "context", "completion"),
+        ("whoami", "auth", "token", "tls", "sessions", "context", "completion"),
     ),
 }
 

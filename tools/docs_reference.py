@@ -218,16 +218,20 @@ def settings() -> str:
     parts = [
         "# Every setting in one table\n",
         "Each key of the configuration file, as the code of this version has it: the default, and the values that are",
-        "accepted. [Configuration](../configuration.md) explains them.\n",
+        "accepted. [Configuration](../configuration.md) explains them. A variable of the environment sets the same.\n",
     ]
+    variables = {(knob.table, knob.key): f"`{name}`" for name, knob in config.variables().items()}
     table = ""
     for knob in config.knobs():
         if knob.table != table:
             table = knob.table
             name = f"[[{table}]]" if table in (LISTENERS_TABLE, PEERS_TABLE) else f"[{table}]"
-            parts.append(f"\n## {name} {{ #{_anchor(table)} }}\n\n| key | default | bounds |\n|---|---|---|")
+            parts.append(
+                f"\n## {name} {{ #{_anchor(table)} }}\n\n| key | default | bounds | variable |\n|---|---|---|---|"
+            )
         default = cell(f"`{knob.default}`") if knob.default else "–"
-        parts.append(f"| `{knob.key}` | {default} | {knob.bounds.replace(chr(34), '') or '–'} |")
+        bounds = knob.bounds.replace('"', "") or "–"
+        parts.append(f"| `{knob.key}` | {default} | {bounds} | {variables.get((knob.table, knob.key), '–')} |")
     return "\n".join(parts)
 
 

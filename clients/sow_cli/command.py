@@ -58,12 +58,13 @@ COMMANDS: Final = {
     "whoami": "access",
     "auth": "access",
     "token": "access",
+    "tls": "tls",
     "sessions": "access",
     "context": "contexts",
     "completion": "completion",
 }
 """The module of each subcommand, in the order of the help. The module has it under its name, with _ for -."""
-WITHOUT_SERVER: Final = frozenset({"context", "completion", "filter"})
+WITHOUT_SERVER: Final = frozenset({"context", "completion", "filter", "tls"})
 
 
 class Sow(RootGroup):

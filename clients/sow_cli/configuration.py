@@ -17,12 +17,16 @@ def config() -> None:
 
 @config.command(short_help="Show each setting with its origin.")
 @click.argument("table", required=False)
-@click.option("--changed", is_flag=True, help="Only settings of the file and the command line.")
+@click.option(
+    "--changed",
+    is_flag=True,
+    help="Only settings that are not defaults: of the file, the environment, the command line.",
+)
 @output_option
 @click.pass_obj
 def show(session: Session, output: Output, table: str | None, changed: bool) -> None:
-    """Show the settings that the server runs with, or those of TABLE, each with its origin: default, file or command
-    line. Secrets are left out. `sow topic describe` has the settings of a topic.
+    """Show the settings that the server runs with, or those of TABLE, each with its origin: default, file,
+    environment or command line. Secrets are left out. `sow topic describe` has the settings of a topic.
 
     \b
     Examples:

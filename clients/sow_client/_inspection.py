@@ -294,7 +294,7 @@ class ConfigSetting:
     value: str
     """As TOML. Empty: it is not set, or hidden."""
     origin: str
-    """ "default", "file" or "command line". """
+    """ "default", "file", "environment" or "command line". """
     hidden: bool
     """True: it has a value, which is a secret."""
 

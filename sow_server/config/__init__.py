@@ -1,8 +1,9 @@
-"""The configuration of the server: a TOML file and command-line options become one frozen `Config`.
+"""The configuration of the server: a TOML file, the environment and command-line options become one frozen `Config`.
 
 kinds      the kinds of values: durations, sizes, addresses, patterns
 sections   one frozen dataclass per table of the file: every knob with its default and bounds
 file       reading the file
+environment  settings from variables
 rendering  writing it
 relations  checks between values
 private    the one check of files that hold secrets
@@ -13,6 +14,7 @@ options    the options of the store, the clock and the links that follow from a 
 from __future__ import annotations
 
 from sow_server.config.described import Setting, described, secrets_of
+from sow_server.config.environment import variables
 from sow_server.config.file import Overrides, check_accepted, load, read_peer, warnings
 from sow_server.config.kinds import is_loopback, split_address
 from sow_server.config.options import (
@@ -94,5 +96,6 @@ __all__ = [
     "split_address",
     "store_options",
     "token_in",
+    "variables",
     "warnings",
 ]

@@ -23,7 +23,7 @@ class Setting(NamedTuple):
     key: str
     value: str
     origin: str
-    """"default", "file" or "command line"."""
+    """"default", "file", "environment" or "command line"."""
     hidden: bool
     """True if there is a value that must not be shown."""
 

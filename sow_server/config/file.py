@@ -1,11 +1,13 @@
-"""The configuration file: TOML and command-line overrides become a `Config`. `rendering` writes one as TOML again.
+"""The configuration file: TOML, the environment and command-line overrides become a `Config`.
+
+`rendering` writes one as TOML again.
 
     [1]  Unknown tables and keys, wrong types, values out of bounds and values that contradict each other are refused.
          The error names the file, the table and the key, and for a misspelt name the nearest known one.
     [2]  `load` of the text that `render` writes gives the same `Config`.
 
-Paths in the file are relative to its folder; paths on the command line are relative to the working directory. In a
-`Config` they are absolute.
+Paths in the file are relative to its folder; those on the command line and in the environment are relative to the
+working directory. In a `Config` they are absolute.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import TypeVar, cast
 
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
 from sow_server.config.described import secrets_of
+from sow_server.config.environment import ORIGIN, apply_environment
 from sow_server.config.kinds import Address, FilePath, ValueKind, micros, noun, quoted, split_address
 from sow_server.config.relations import check_relations
 from sow_server.config.rendering import toml_key
@@ -97,29 +100,35 @@ class Overrides:
             yield "journal", 0, "prune_interval"
 
 
-def load(path: Path | None, overrides: Overrides | None = None) -> Config:
-    """The configuration of a file, with the overrides applied. Without a file: the defaults, with dynamic topics.
-    Raises ConfigError."""
+def load(
+    path: Path | None, overrides: Overrides | None = None, environment: Mapping[str, str] = MappingProxyType({})
+) -> Config:
+    """The configuration of a file, with the variables of the environment and then the overrides applied. Without a
+    file: the defaults, with dynamic topics. Raises ConfigError."""
     overrides = overrides or Overrides()
-    if path is None:
-        reader = TableReader("default configuration", Path.cwd())
-        tables: dict[str, object] = {"server": {"dynamic_topics": True}}
-    else:
-        reader = TableReader(str(path), path.absolute().parent)
-        tables = parse_toml(path)
+    tables: dict[str, object] = {"server": {"dynamic_topics": True}} if path is None else parse_toml(path)
+    given = {} if path is None else dict.fromkeys(_places(tables), "file")
+    variables = apply_environment(environment, tables)
+    source, folder = ("default configuration", Path.cwd()) if path is None else (str(path), path.absolute().parent)
+    reader = TableReader(source, folder, variables=variables)
     config = reader.config(tables)
-    if path is not None:
-        _check_inline_secrets(reader, config, path)
+    _check_inline_secrets(reader, config, path, variables)
     config = _override(config, overrides)
     check_relations(reader.error, config)
-    given = {} if path is None else dict.fromkeys(_places(tables), "file")
+    given |= {(table, 0, key): ORIGIN for table, key in variables}
     given |= dict.fromkeys(overrides.places(), "command line")
     return dataclasses.replace(config, given=MappingProxyType(given))
 
 
-def _check_inline_secrets(reader: TableReader, config: Config, path: Path) -> None:
-    """Raises ConfigError if a file holds a secret itself, and other users may access it (rule X5)."""
+def _check_inline_secrets(
+    reader: TableReader, config: Config, path: Path | None, variables: Mapping[tuple[str, str], str]
+) -> None:
+    """Raises ConfigError if a file holds a secret itself, and other users may access it, or if the environment does
+    (rule X5)."""
     for table, key, _ in secrets_of(config):
+        if (table, key) in variables:
+            raise reader.error(table, key, "has a password in it; write it in the configuration file")
+        assert path is not None, "the defaults have no secrets"
         try:
             check_private_file(path)
         except ValueError as error:
@@ -184,15 +193,24 @@ def _end_of(text: str) -> tuple[int, int]:
 class TableReader:
     """Reads the tables of one file; every error begins with the file's name."""
 
-    def __init__(self, source: str, folder: Path, *, is_configuration: bool = True) -> None:
-        """`is_configuration`: it has the tables of a `Config`, and a key in the wrong one is told the right one."""
+    def __init__(
+        self,
+        source: str,
+        folder: Path,
+        *,
+        is_configuration: bool = True,
+        variables: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    ) -> None:
+        """`is_configuration`: it has the tables of a `Config`, and a key in the wrong one is told the right one.
+        `variables`: the variables of the environment that set values of the tables; errors about these name them."""
         self._source = source
+        self._variables = variables
         self._folder = folder
         self._is_configuration = is_configuration
 
     def error(self, table: str, key: str, message: str) -> ConfigError:
         where = f"[{table}] {key}" if table and key else f"[{table}]" if table else key
-        return ConfigError(f"{self._source}: {where}: {message}", key)
+        return ConfigError(f"{self._variables.get((table, key), self._source)}: {where}: {message}", key)
 
     def config(self, tables: dict[str, object]) -> Config:
         own = {name for name, _ in SECTIONS if "." not in name} | {"topics", "views"}

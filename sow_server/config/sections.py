@@ -420,7 +420,7 @@ class Config:
     accept_loss: bool = False
     authoritative: bool = False
     given: Mapping[Place, str] = field(default_factory=lambda: MappingProxyType({}), compare=False)
-    """The origin of each setting that is not a default: "file" or "command line"."""
+    """The origin of each setting that is not a default: "file", "environment" or "command line"."""
 
     @property
     def listeners(self) -> tuple[ListenerConfig, ...]:

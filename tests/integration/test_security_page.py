@@ -34,7 +34,8 @@ def test_the_walk_through_tokens_certificates_and_jwts_works(reader: Reader) -> 
         if block.line > END or block.language == "json":
             continue
         reader.follow_block(block)
-        written += map(json.loads, reader.told.splitlines())
+        if "tls init" not in block.text:  # its lines are for a shell
+            written += map(json.loads, reader.told.splitlines())
         if "-revoke" in block.text:
             until(lambda: "the client certificate is revoked" in reader.refusal(PRICER), 30, "the revocation")
     assert [line["identity"] for line in written if "identity" in line] == ["desk-eu", "pricer", "alice"]

@@ -1771,7 +1771,7 @@ class ConfigSetting(_message.Message):
     value: _builtins.str
     """Its value as TOML. Empty: it is not set, or `hidden`."""
     origin: _builtins.str
-    """"default", "file" or "command line"."""
+    """"default", "file", "environment" or "command line"."""
     hidden: _builtins.bool
     """true: it has a value, which is a secret."""
     def __init__(

@@ -34,6 +34,7 @@ __all__ = ["client"]  # a fixture
 
 _WITHOUT_RESULT = (
     ("token", "new"),
+    ("tls", "init"),
     ("lease",),
     ("console",),
     ("http",),
@@ -72,6 +73,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
         "replication",
         "auth",
         "token",
+        "tls",
         "context",
         "config",
         "log",

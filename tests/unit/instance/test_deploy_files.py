@@ -85,12 +85,33 @@ def test_pods_are_reached_and_reach_others_only_where_it_is_needed() -> None:
         assert tomllib.loads(text)["metrics"]["token_file"]
 
 
-def test_the_workflow_names_actions_by_their_commits() -> None:
+WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda file: file.name)
+def test_a_workflow_names_actions_by_their_commits(workflow: Path) -> None:
     """A tag can be moved to other code."""
-    text = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
-    used = re.findall(r"uses: (\S+)", text)
+    used = re.findall(r"uses: (\S+)", workflow.read_text())
     assert used
     assert [one for one in used if not re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", one)] == []
+
+
+def test_only_a_tag_publishes_and_no_job_may_more_than_it_needs() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    found = yaml.safe_load(text)
+    assert found["permissions"] == {"contents": "read"}
+    jobs = found["jobs"]
+    publishing = {name for name, job in jobs.items() if re.search(r"publish|push |release create", str(job["steps"]))}
+    assert publishing == {"pypi", "npm", "image"}
+    for name in publishing:
+        assert jobs[name]["if"] == "github.event_name == 'push' && github.ref_type == 'tag'"
+        assert (jobs[name]["needs"], jobs[name]["environment"]) == ("build", "release")
+        assert jobs[name]["permissions"].keys() <= {"contents", "id-token", "packages"}
+    assert jobs.keys() - publishing == {"build"}
+    assert "permissions" not in jobs["build"], "it can read, and no more"
+    assert re.findall(r"secrets\.(\w+)", text) == ["NPM_TOKEN"]
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    assert not any("${{" in command for command in commands), "the name of a tag would be a part of the command"
 
 
 def test_no_container_runs_as_root_or_writes_to_its_image() -> None:

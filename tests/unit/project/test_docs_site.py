@@ -123,7 +123,7 @@ def test_the_pages_of_the_client_have_every_public_name_once() -> None:
 
 def test_the_page_of_settings_has_no_value_of_this_machine() -> None:
     page = MADE["reference/settings.md"]
-    assert '| `listen` | `"127.0.0.1:7450"` |' in page
+    assert '| `listen` | `"127.0.0.1:7450"` | – | `SOW_SERVER_LISTEN` |' in page
     assert str(ROOT) not in page
 
 

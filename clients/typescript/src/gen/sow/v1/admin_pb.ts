@@ -1828,7 +1828,7 @@ export type ConfigSetting = Message<"sow.v1.ConfigSetting"> & {
   value: string;
 
   /**
-   * "default", "file" or "command line".
+   * "default", "file", "environment" or "command line".
    *
    * @generated from field: string origin = 5;
    */
