@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import ssl
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from sow_cli import serving
 from sow_cli.exporting import RecordFile
 from sow_cli.output import Format, selected
 from sow_cli.rows import BatchColumns, RecordForm
@@ -20,7 +20,6 @@ from sow_client import AsyncClient, InvalidArgument, PackedRecords, TopicSetting
 
 _NEEDED: Final = ("jinja2", "starlette", "uvicorn", "websockets")
 _NO_PARQUET: Final = "Parquet needs the Python package pyarrow where the console runs: pip install 'sow[arrow]'"
-_EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="Look at servers in the browser.")
@@ -31,10 +30,8 @@ _EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="HOST:PORT",
     help="Where browsers connect. Port 0: a free one.",
 )
-@click.option(
-    "--https-cert", type=_EXISTING_FILE, metavar="FILE", help="PEM certificate shown to browsers; turns HTTPS on."
-)
-@click.option("--https-key", type=_EXISTING_FILE, metavar="FILE", help="PEM key of --https-cert.")
+@serving.https_cert_option
+@serving.https_key_option
 @click.option("--url", metavar="URL", help="The address that people use, where it is another one.")
 @click.option("--allow-writes", is_flag=True, help="Let people touch and delete records, and more. Default: only look.")
 @click.pass_obj
@@ -59,9 +56,7 @@ def console(
       sow --server ldn:7450 console --listen 0.0.0.0:443 --https-cert a.pem \\
         --https-key a.key --url https://console.example
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise click.ClickException(f"the console needs {', '.join(missing)}; install them: pip install 'sow[console]'")
+    serving.need("the console", _NEEDED, "console")
     # Here, as these libraries are of an extra, and would double the start-up time of every other command.
     from sow_console import app, exports
 
@@ -88,16 +83,13 @@ def console(
         exports.Files(_record_file, {"parquet": _NO_PARQUET} if lacks_arrow else {}),
     )
     try:
-        app.run(
-            options,
-            announce=lambda address: click.echo(f"to open it here, once: {address}"),
-            ready=lambda address: click.echo(f"serves {', '.join(options.servers)} at {address}"),
-        )
-    except ssl.SSLError as error:
-        raise click.UsageError(
-            f"--https-cert, --https-key: they are no PEM certificate and its key: {error}"
-        ) from error
-    except (OSError, InvalidArgument) as error:
+        with serving.told(listen):
+            app.run(
+                options,
+                announce=lambda address: click.echo(f"to open it here, once: {address}"),
+                ready=lambda address: click.echo(f"serves {', '.join(options.servers)} at {address}"),
+            )
+    except InvalidArgument as error:
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error
     except ValueError as error:
         raise click.UsageError(f"--url: {error}") from error
@@ -108,12 +100,7 @@ def _checked_address(listen: str, url: str | None, https_cert: Path | None, http
     no browser would find the console."""
     from sow_console import guards
 
-    host, colon, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise click.UsageError(f"--listen: {listen!r} is not HOST:PORT, such as 127.0.0.1:7480")
-    if (https_cert is None) != (https_key is None):
-        raise click.UsageError("--https-cert and --https-key belong together: give both or none")
+    host, port = serving.address(listen, https_cert, https_key)
     if not guards.is_loopback(host) and https_cert is None and not (url or "").startswith("https://"):
         raise click.UsageError(
             "--listen: tokens would cross the network in plain text; give --https-cert and --https-key, or behind a "
@@ -125,7 +112,7 @@ def _checked_address(listen: str, url: str | None, https_cert: Path | None, http
         raise click.UsageError(
             f"--listen: no browser calls the console {host}; give the address that people use: --url https://…"
         )
-    return host, int(port)
+    return host, port
 
 
 class _PackedFile:

@@ -4,7 +4,7 @@ connection is old: nothing is lost, and nothing is repeated where a client promi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +34,17 @@ class Guarded:
         """The calls of desk that last."""
         return sum(sum(session.calls.values()) for session in self.root.sessions() if session.identity == "desk")
 
-    def change(self, streams: int) -> None:
-        """Changes the rights of desk while it has so many streams, which this ends."""
+    def change(self, streams: int, busy: Callable[[], None] = lambda: None) -> None:
+        """Changes the rights of desk while it has so many streams, which this ends. `busy` keeps them open: a publisher
+        with nothing to send opens none, so a change that has met one as it ended once waited in vain for the next."""
+
+        def open_now() -> bool:
+            busy()
+            return self.streams() >= streams
 
         def ended() -> bool:
             # Some of those that are counted may be ending, of the change before.
-            until(lambda: self.streams() >= streams, 30, f"{streams} calls of desk")
+            until(open_now, 30, f"{streams} calls of desk")
             self._number += 1
             write_access(self.folder, FILE + grant("desk", f"unused-{self._number}", "read"))
             return self.root.reload_access()[1] == streams
@@ -126,7 +131,7 @@ def test_publishers_subscribers_and_durables_go_on(guarded: Guarded, desk: Clien
         for number in range(last + 1):
             publisher.publish({"id": number})
             if number % EACH == EACH // 2:
-                guarded.change(streams=3)
+                guarded.change(streams=3, busy=lambda: publisher.remove(data={"id": -1}))
     assert live.end() == list(range(last + 1)), "each once, in order"
     assert list(dict.fromkeys(durable.end())) == list(range(last + 1)), "a durable may repeat unacknowledged entries"
     assert guarded.root.count("numbers") == last + 1
