@@ -20,8 +20,8 @@ from sow_cli import arguments, display, exporting, packing
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.output import Fact, Format, Output, moment, note, record_output_option
 from sow_cli.rows import quoted_cell, quoted_safely
-from sow_cli.session import Session, near_names
-from sow_client import Client, NotFound
+from sow_cli.session import Session
+from sow_client import Client
 
 if TYPE_CHECKING:
     from sow_client._sql_database import SqlResult, SqlTopic
@@ -103,12 +103,6 @@ def _asked(client: Client, text: str, parameters: Values | None, memory: str, *,
         raise click.UsageError(
             f"sow sql needs DuckDB, sqlglot and pyarrow: pip install 'sow[sql]' ({error})"
         ) from error
-    except NotFound as error:
-        topic = error.details.get("topic", "")
-        near = near_names(topic, [one.name for one in client.topics()]) if topic else []
-        if near:
-            note(f"did you mean {' or '.join(map(display.safe, near))}?")
-        raise
     with result:
         yield result
 

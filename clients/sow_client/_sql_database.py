@@ -151,7 +151,8 @@ class Database:
         except self._duckdb.Error as error:
             raise self._told(error) from error
         finally:
-            self._connection.unregister("sow batch")
+            with suppress(self._duckdb.Error):  # it has no memory for this either
+                self._connection.unregister("sow batch")
 
     def run(self) -> None:
         """Runs the text. Raises InvalidArgument with DuckDB's error at its place."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncGenerator, Callable, Mapping
+from datetime import datetime
 from email.utils import format_datetime
 from typing import Final
 
@@ -145,7 +146,7 @@ def _told(done: Published) -> dict[str, object]:
     return {
         "key": done.key,
         "version": done.version,
-        "expire_time": None if done.expire_time is None else done.expire_time.isoformat(),
+        "expire_time": None if done.expire_time is None else _text(done.expire_time),
         "bookmark": done.bookmark,
     }
 
@@ -159,7 +160,12 @@ def _headers(version: int, expire_micros: int | None) -> dict[str, str]:
 
 
 def _time(micros: int) -> str | None:
-    return None if micros == NEVER_MICROS else datetime_of(micros).isoformat()
+    return None if micros == NEVER_MICROS else _text(datetime_of(micros))
+
+
+def _text(time: datetime) -> str:
+    """A time as the command writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # ---- many records ----
@@ -243,7 +249,7 @@ async def _answered(request: Request, client: AsyncClient, arguments: Arguments)
     batches = aiter(found.batches())
     first = await anext(batches, None)  # a refusal is an answer of its own, so it comes before the first byte
     assert found.header is not None, "a query has its header before its first batch, and at its end"
-    headers = {"X-Sow-Bookmark": found.header.bookmark, "X-Sow-As-Of": found.header.as_of.isoformat()}
+    headers = {"X-Sow-Bookmark": found.header.bookmark, "X-Sow-As-Of": _text(found.header.as_of)}
 
     async def sent() -> AsyncGenerator[bytes, None]:
         async with found:  # ends the server's work where the client goes away

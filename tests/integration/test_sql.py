@@ -215,6 +215,8 @@ def test_little_memory_spills_and_too_little_is_told(client: Client) -> None:
     assert answer(client, text, memory="60MB") == [(20_000, 360)]
     with pytest.raises(InvalidArgument, match="30MB is too little for this text"):
         client.sql("SELECT list(text) FROM big CROSS JOIN range(20)", memory="30MB")
+    with pytest.raises(InvalidArgument, match="1kb is too little for this text"):
+        client.sql(text, memory="1kb")
     with pytest.raises(InvalidArgument, match="is no size"):
         client.sql(text, memory="much")
 
@@ -255,7 +257,7 @@ def test_the_command_explains_and_advises(server: ServerProcess) -> None:
     assert sorted(told["columns"]) == ["site", "v"]
     missed = run(server, "SELECT * FROM device")
     assert missed.exit_code == 1
-    assert "did you mean devices?" in missed.stderr
+    assert "did you mean 'devices'?" in missed.stderr
     assert run(server, "SELECT 1").exit_code == 1
 
 
