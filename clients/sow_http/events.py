@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, TypeAlias
 
 import msgspec
@@ -106,11 +107,9 @@ class _Followed:
         """The events behind a bookmark, None: those from now on. Returns None where they are not kept."""
         if bookmark is None or bookmark == self.position:
             return b"" if self.position else None
-        found = b""
-        for before, piece in reversed(self.kept):
-            found = piece + found
+        for number, (before, _) in enumerate(reversed(self.kept), 1):
             if before == bookmark:
-                return found
+                return b"".join(piece for _, piece in islice(self.kept, len(self.kept) - number, None))
         return None
 
     def tell(self, before: str, piece: bytes) -> None:
