@@ -83,11 +83,11 @@ def console(
         exports.Files(_record_file, {"parquet": _NO_PARQUET} if lacks_arrow else {}),
     )
     try:
-        with serving.told(listen):
+        with serving.told(listen) as announce:
             app.run(
                 options,
-                announce=lambda address: click.echo(f"to open it here, once: {address}"),
-                ready=lambda address: click.echo(f"serves {', '.join(options.servers)} at {address}"),
+                announce=lambda address: announce(f"to open it here, once: {address}"),
+                ready=lambda address: announce(f"serves {', '.join(options.servers)} at {address}"),
             )
     except InvalidArgument as error:
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error

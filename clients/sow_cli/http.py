@@ -79,5 +79,5 @@ def http(
         )
 
     options = app.Options(connect, host, port, https_cert, https_key, origins)
-    with serving.told(listen):
-        app.run(options, ready=lambda address: click.echo(f"serves {session.server} at {address}"))
+    with serving.told(listen) as announce:
+        app.run(options, ready=lambda address: announce(f"serves {session.server} at {address}"))

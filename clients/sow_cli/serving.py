@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -39,13 +39,23 @@ def address(listen: str, https_cert: Path | None, https_key: Path | None) -> tup
 
 
 @contextmanager
-def told(listen: str) -> Iterator[None]:
-    """Tells what keeps a server from listening."""
+def told(listen: str) -> Iterator[Callable[[str], None]]:
+    """Tells what keeps a server from listening. Gives the function that announces a server which listens: an error from
+    there on is none of its address."""
+    listens = False
+
+    def announce(text: str) -> None:
+        nonlocal listens
+        listens = True
+        click.echo(text)
+
     try:
-        yield
+        yield announce
     except ssl.SSLError as error:
         raise click.UsageError(
             f"--https-cert, --https-key: they are no PEM certificate and its key: {error}"
         ) from error
     except OSError as error:
+        if listens:
+            raise
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error

@@ -31,6 +31,7 @@ VALUES: Final = {
     "name": "orders",
     "files": "records.ndjson",
     "file": "export.ndjson",
+    "folder": "made-certificates",
     "keys": "1",
     "key": "1",
     "command": "true",
@@ -47,12 +48,13 @@ MORE: Final[dict[tuple[str, ...], list[str]]] = {
     ("subscribe",): ["--for", "50ms"],
     ("bench",): ["--for", "1s"],
     ("token", "new"): ["--out", "token"],
-    ("console",): ["--port", "0", "--no-browser"],
+    ("console",): ["--listen", "127.0.0.1:0"],
+    ("http",): ["--listen", "127.0.0.1:0"],
     ("replication", "add-peer"): ["127.0.0.1:1"],
     ("delete",): ["--key", "1"],
     ("due",): [],
 }
-ENDLESS: Final = {("console",)}
+ENDLESS: Final = {("console",), ("http",)}
 """Commands that run until they are stopped."""
 FEW: Final = ["publish orders records.ndjson", "context list"]
 """Commands for the default run, one with a server and one without; all others are marked `long`."""

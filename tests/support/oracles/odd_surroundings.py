@@ -26,6 +26,12 @@ from tests.support.servers.interrupted import Points
 
 SECONDS_MAX: Final = 20.0
 """After this time a command has hung."""
+LATER: Final = (
+    "difflib", "rich.live", "rich.progress", "rich.table", "sow_client.aio", "sow_console.app", "sow_console.exports",
+    "sow_http.app",
+)  # fmt: skip
+LATER_OF_UVICORN: Final = ("lifespan.on", "loops.auto", "protocols.http.auto", "protocols.websockets.auto")
+"""Modules that commands import when they need them."""
 STOPPED_AFTER_SECONDS: Final = 1.0
 """A command that runs until it is stopped gets SIGTERM then."""
 
@@ -35,7 +41,7 @@ def main() -> None:
 
     for module in {*COMMANDS.values(), "__main__"}:
         importlib.import_module(f"sow_cli.{module}")
-    for module in ("difflib", "rich.live", "rich.progress", "rich.table", "sow_client.aio"):
+    for module in (*LATER, *map("uvicorn.{}".format, LATER_OF_UVICORN)):
         importlib.import_module(module)  # another user may not be allowed to read them
     for line in sys.stdin:
         print(json.dumps(_ran(json.loads(line))), flush=True)
