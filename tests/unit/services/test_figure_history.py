@@ -73,6 +73,13 @@ def test_those_of_so_long_are_told_and_of_an_hour_at_most(parts: GuardedParts) -
     assert len(history(parts, 1)) == 1
 
 
+def test_no_more_samples_are_kept_than_an_hour_has(parts: GuardedParts) -> None:
+    """The scheduler runs its jobs again whenever the wall clock was set back."""
+    for _ in range(SAMPLES_MAX + 3):
+        sampled(parts, after=1)
+    assert len(history(parts)) == SAMPLES_MAX
+
+
 def test_samples_that_came_late_are_told_for_an_hour_only(parts: GuardedParts) -> None:
     """A machine that slept, or a busy server, has fewer samples in an hour than there are places."""
     sampled(parts, 100)
