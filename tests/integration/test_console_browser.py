@@ -643,7 +643,7 @@ def test_pictures_are_made(tmp_path: Path, chromium: Browser) -> None:
             for name, (scheme, page_name, about) in SHOWN.items():
                 with tab(chromium, console, scheme, width=1_040, height=560) as page:
                     go(page, console, server, page_name, about)
-                    for _ in range(16 if page_name == "overview" else 2):
+                    for _ in range(64 if page_name == "overview" else 2):
                         for _ in range(draws.randrange(4, 30)):
                             publish(draws.randrange(1_010, 1_400))
                         page.wait_for_timeout(700)  # its charts want some seconds of life
