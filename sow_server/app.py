@@ -70,6 +70,7 @@ from sow_server.services.door.fair_readers import FairReaders
 from sow_server.services.door.guard import CallAdmission, handlers, standard_handlers
 from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
+from sow_server.services.figure_history import SAMPLE_SECONDS, FigureHistory
 from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
@@ -93,7 +94,7 @@ from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
 from sow_server.subscriptions.results.live_results import LiveResults
 from sow_server.subscriptions.stream import Background
-from sow_server.timers import JobOptions, ScrubPace, Timers
+from sow_server.timers import JobOptions, PeriodicJob, ScrubPace, Timers
 
 if TYPE_CHECKING:
     from sow_server.tracing import Tracing
@@ -160,14 +161,15 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     parts = _Parts.on(store, config, metrics, readers)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
-    timers = _timers(parts, readers, config, lambda: not stopped.is_set())
+    figures = FigureHistory(store.reads, store.writes, parts.followers, links, readers, metrics.latencies)
+    timers = _timers(parts, readers, config, figures, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs)
     load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running)
     processes = _reader_processes(store, config, metrics, running)
-    server = _this_server(config, healthy, tail, metrics)
+    server = _this_server(config, healthy, figures, tail)
     own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
@@ -247,6 +249,7 @@ class _Parts:
     exports: Exports[ServedExport]
     sorts: SortMemory
     results: LiveResults
+    followers: Followers
 
     @classmethod
     def on(cls, store: Store, config: Config, metrics: Metrics, readers: Executor) -> _Parts:
@@ -280,6 +283,7 @@ class _Parts:
             Exports(store.reads, options=ExportOptions(config.limits.exports_max)),
             SortMemory(config.limits.sort_bytes_max, config.limits.sorts_waiting_max),
             LiveResults(hub, reads, Background(readers), bytes_max=config.subscriptions.result_bytes_max),
+            Followers(reads.clock.now_micros),
         )
         metrics.watch_sorts(parts.sorts)
         metrics.watch_subscriptions(hub)
@@ -296,13 +300,16 @@ class _Parts:
         self.exports.stop()
 
 
-def _timers(parts: _Parts, readers: Executor, config: Config, go_on: Callable[[], bool]) -> Timers:
+def _timers(
+    parts: _Parts, readers: Executor, config: Config, figures: FigureHistory, go_on: Callable[[], bool]
+) -> Timers:
     options = JobOptions(
         prune_interval_micros=config.journal.prune_interval_micros,
         mark_interval_micros=config.clock.mark_interval_micros,
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
         reclaim_records=config.storage.reclaim_records,
         go_on=go_on,
+        more=[PeriodicJob("figures", figures.sample, SAMPLE_SECONDS)],
     )
     return Timers(
         parts.store.reads,
@@ -406,7 +413,7 @@ def _services(
     store, hub, consumers = parts.store, parts.hub, parts.consumers
     changes = Submissions(store.reads, store.writes, links, parts.admission)
     reading = store.reads
-    followers = Followers(reading.clock.now_micros)
+    followers = parts.followers
     queries = Queries(reading, readers, parts.sorts, processes)
     runs = LiveQueries(queries, parts.sorts, config.subscriptions.result_bytes_max)
     subscribing = Subscribing(hub, consumers, followers, parts.results, deliveries=tracing)
@@ -423,7 +430,7 @@ def _services(
     admin = (
         AdminService(reading, store.writes, Submissions(store.reads, store.writes, links), readers),
         DurablesService(reading, store.writes, consumers, followers, readers),
-        InspectionService(reading, store.writes, followers, readers, links, server),
+        InspectionService(reading, store.writes, followers, readers, server),
         LinksService(links),
     )
     pieces = ReaderPieces(readers)
@@ -452,15 +459,15 @@ def _services(
     )
 
 
-def _this_server(config: Config, healthy: HealthService, tail: LogTail, metrics: Metrics) -> ThisServer:
+def _this_server(config: Config, healthy: HealthService, figures: FigureHistory, tail: LogTail) -> ThisServer:
     return ThisServer(
         config.server.instance,
         __version__,
         healthy,
+        figures,
         cluster=config.server.cluster,
         settings=described(config),
         tail=tail,
-        latencies=metrics.latencies,
     )
 
 

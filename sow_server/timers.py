@@ -1,6 +1,6 @@
 """The periodic jobs, on APScheduler: pruning, leases of exports, storing acknowledgements of peers, forgetting idle
-publishers, the clock's mark and watch, compaction. And the alarm for unused topics (rule T1) and for durables (rules
-J8, J10): it is set to the next deadline, and again when settings change.
+publishers, the clock's mark and watch, compaction, those of other parts. And the alarm for unused topics (rule T1) and
+for durables (rules J8, J10): it is set to the next deadline, and again when settings change.
 
 Expiry is not among them. The writer's thread waits for the next deadline itself, so that a busy event loop cannot delay
 it. Every job may be skipped or merged without harm (`coalesce`), and none is dropped for being late
@@ -19,7 +19,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -81,6 +81,8 @@ class JobOptions:
     """The number of removed records, or changes of the journal, from which on compaction is worth it."""
     go_on: Callable[[], bool] = lambda: True
     """False once the server stops, so that no compaction delays that; called from any thread."""
+    more: Sequence[PeriodicJob] = ()
+    """Those of other parts."""
 
 
 class Timers:
@@ -133,6 +135,7 @@ class Timers:
             PeriodicJob("exports", _threaded(exports.tick), EXPORTS_SECONDS),
             PeriodicJob("reclaim", self._reclaim, options.reclaim_interval_micros / MICROS),
             PeriodicJob("trim", _threaded(self._trim), TRIM_SECONDS),
+            *options.more,
         )
         self._planned = [
             (self._scheduler.add_job(job.run, Every(interval)), interval)

@@ -162,6 +162,9 @@ def subscription(message: admin_pb2.ActiveSubscription) -> ActiveSubscription:
 
 # ---- figures ----
 
+HISTORY_MICROS_MAX: Final = 3_600_000_000
+"""Bound of the server (rule X11): its error names the field of the wire."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
@@ -209,7 +212,7 @@ class Figures:
 
     as_of: datetime
     elapsed: timedelta
-    """Since the last figures; 0: these are the first."""
+    """Since the last figures; 0: these are the first, behind those of the past."""
     last_sequence: int
     changes_per_second: float
     expired_per_second: float
@@ -230,11 +233,16 @@ class Figures:
     """Only those of which there was one since the last figures."""
 
 
-def watch_request(interval: Ttl, topics_max: int) -> admin_pb2.WatchFiguresRequest:
+def watch_request(interval: Ttl, topics_max: int, history: Ttl | None) -> admin_pb2.WatchFiguresRequest:
     """The request for figures."""
     if topics_max < 1:
         raise invalid("topics_max", f"{topics_max} is not above 0")
-    return admin_pb2.WatchFiguresRequest(interval_micros=ttl_micros(interval, "interval"), topics_max=topics_max)
+    past = 0 if history is None else ttl_micros(history, "history")
+    if past > HISTORY_MICROS_MAX:
+        raise invalid("history", f"{history!r} is longer than what a server keeps, 1h")
+    return admin_pb2.WatchFiguresRequest(
+        interval_micros=ttl_micros(interval, "interval"), topics_max=topics_max, history_micros=past
+    )
 
 
 def figures(response: admin_pb2.WatchFiguresResponse) -> Figures:

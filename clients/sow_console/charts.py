@@ -48,10 +48,10 @@ _TIMES: Final = (
 def charts(figures: Sequence[Figures]) -> tuple[Chart, ...]:
     """The charts of figures in the order of time. Times of which there were none have no chart."""
     told = [one for one in figures if one.elapsed]  # the first of a stream has no rates
-    seconds = tuple(one.as_of.timestamp() for one in told)
+    seconds = tuple(round(one.as_of.timestamp(), 1) for one in told)  # an hour of all digits is large
 
     def of(take: Callable[[Figures], float]) -> Values:
-        return tuple(take(one) for one in told)
+        return tuple(round(take(one), 2) for one in told)
 
     made = [
         Chart(
@@ -88,8 +88,20 @@ def charts(figures: Sequence[Figures]) -> tuple[Chart, ...]:
     return tuple(made)
 
 
+def span(figures: Sequence[Figures]) -> timedelta:
+    """The time that the rates of figures in the order of time are of; 0: none has rates."""
+    told = [one for one in figures if one.elapsed]
+    return told[-1].as_of - told[0].as_of + told[0].elapsed if told else timedelta(0)
+
+
+def peaks(values: Sequence[float], most: int) -> list[float]:
+    """At most so many values for a small line: the greatest one of each few, so that no peak is lost."""
+    few = -(-len(values) // most) or 1
+    return [max(values[begin : begin + few]) for begin in range(0, len(values), few)]
+
+
 def _millis(length: timedelta) -> float:
-    return length / timedelta(milliseconds=1)
+    return round(length / timedelta(milliseconds=1), 2)
 
 
 @dataclass(frozen=True, slots=True)

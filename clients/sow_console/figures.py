@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Final, Generic, TypeVar
 
-from sow_client import AsyncClient, Figures, LogLine, SowError
+from sow_client import AsyncClient, FailedPrecondition, Figures, LogLine, SowError
 
 LOOKED_SECONDS: Final = 30.0
 """A stream is followed for this long after the last look."""
@@ -17,6 +17,8 @@ FIRST_SECONDS: Final = 3.0
 """A look waits this long for the first one: a log may be empty."""
 KEPT: Final = 120
 """Figures that are kept, one a second."""
+HOUR_KEPT: Final = 720
+"""Figures of an hour that are kept, one each 5 s, as the server keeps them."""
 LINES_KEPT: Final = 1_000
 """Lines of the log that are kept."""
 _Item = TypeVar("_Item")
@@ -26,11 +28,18 @@ class Watch(Generic[_Item]):
     """Owns a stream, which begins with the first look."""
 
     def __init__(
-        self, opened: Callable[[], AsyncGenerator[_Item, None]], kept: int, clock: Callable[[], float] = time.monotonic
+        self,
+        opened: Callable[[], AsyncGenerator[_Item, None]],
+        kept: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_of_now: Callable[[_Item], bool] = lambda _: True,
     ) -> None:
-        """`opened` begins the stream, which raises SowError where it cannot."""
+        """`opened` begins the stream, which raises SowError where it cannot. Those of the past come before the first
+        one that `is_of_now`."""
         self._opened = opened
         self._clock = clock
+        self._is_of_now = is_of_now
         self._kept: deque[_Item] = deque(maxlen=kept)
         self._looked = clock()
         self._task: asyncio.Task[None] | None = None
@@ -41,7 +50,8 @@ class Watch(Generic[_Item]):
         """The reason why there are none at present."""
 
     async def look(self) -> tuple[_Item, ...]:
-        """Those that came so far, the newest last. It waits for the first one. Raises SowError where there are none."""
+        """Those that came so far, the newest last. It waits for the first one of now. Raises SowError where there are
+        none."""
         self._looked = self._clock()
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + LOOKED_SECONDS)
@@ -70,7 +80,8 @@ class Watch(Generic[_Item]):
             async with self._limit, contextlib.aclosing(self._opened()) as coming:
                 async for item in coming:
                     self._kept.append(item)
-                    self._first.set()
+                    if self._is_of_now(item):
+                        self._first.set()
                     if self._clock() > self._looked + LOOKED_SECONDS:
                         break
         except TimeoutError:
@@ -85,6 +96,23 @@ class Watch(Generic[_Item]):
 def figures_of(client: AsyncClient) -> Watch[Figures]:
     """The figures of a server, two minutes of them."""
     return Watch(lambda: client.watch_figures("1s", topics_max=1_000), KEPT)
+
+
+def hour_of(client: AsyncClient) -> Watch[Figures]:
+    """The figures of a server's last hour, or since its start; those of an older server since the first look."""
+    return Watch(lambda: _hour(client), HOUR_KEPT, is_of_now=lambda one: not one.elapsed)
+
+
+async def _hour(client: AsyncClient) -> AsyncGenerator[Figures, None]:
+    for history in ("1h", None):
+        try:
+            async with contextlib.aclosing(client.watch_figures("5s", topics_max=1, history=history)) as coming:
+                async for figures in coming:
+                    yield figures
+            return
+        except FailedPrecondition as error:
+            if error.reason != "SERVER_TOO_OLD":
+                raise
 
 
 def log_of(client: AsyncClient) -> Watch[LogLine]:

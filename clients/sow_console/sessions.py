@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from sow_client import AsyncClient, ConfigSetting, FailedPrecondition, Figures, LogLine
 from sow_console.comparing import Comparison
-from sow_console.figures import Watch, figures_of, log_of
+from sow_console.figures import Watch, figures_of, hour_of, log_of
 from sow_console.instances import Watched
 
 IDLE_SECONDS: Final = 3_600.0
@@ -60,7 +60,7 @@ class Session:
         self._connect = connect
         self._clients: dict[str, AsyncClient] = {}
         self._instances: dict[str, Watched] = {}
-        self._figures: dict[str, Watch[Figures]] = {}
+        self._figures: dict[tuple[str, bool], Watch[Figures]] = {}
         self._logs: dict[str, Watch[LogLine]] = {}
         self._settings: dict[str, list[ConfigSetting]] = {}
 
@@ -86,10 +86,10 @@ class Session:
             found = self._instances[server] = Watched(self.client(server))
         return found
 
-    def figures(self, server: str) -> Watch[Figures]:
-        """The server's figures, as the person may see them."""
-        if (found := self._figures.get(server)) is None:
-            found = self._figures[server] = figures_of(self.client(server))
+    def figures(self, server: str, *, hour: bool = False) -> Watch[Figures]:
+        """The server's figures, as the person may see them: each second, or of the last hour."""
+        if (found := self._figures.get((server, hour))) is None:
+            found = self._figures[server, hour] = (hour_of if hour else figures_of)(self.client(server))
         return found
 
     def log(self, server: str) -> Watch[LogLine]:

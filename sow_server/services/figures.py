@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from sow.v1 import admin_pb2
 from sow_server.engine.catalog.topics import Topic
@@ -28,6 +28,9 @@ class Counts(NamedTuple):
     """One more than bounds."""
 
 
+Latencies: TypeAlias = Callable[[], Sequence[Counts]]
+
+
 class FigureSource(NamedTuple):
     """The things that are counted."""
 
@@ -41,7 +44,7 @@ class FigureSource(NamedTuple):
 class _Before(NamedTuple):
     """The counts of the last figures."""
 
-    now_micros: int
+    elapsed_micros: int
     sequence: int
     expired: int
     journaled: dict[int, tuple[int, int]]
@@ -78,8 +81,11 @@ class Figures:
         self._topics_max = topics_max
         self._before: _Before | None = None
 
-    def taken(self, source: FigureSource, overdue: int, now_micros: int) -> admin_pb2.WatchFiguresResponse:
-        """The figures now, with the rates since the last ones."""
+    def taken(
+        self, source: FigureSource, overdue: int, now_micros: int, elapsed_micros: int
+    ) -> admin_pb2.WatchFiguresResponse:
+        """The figures now, with the rates since the last ones. `elapsed_micros`: a clock that nobody sets, so rates are
+        right though `now_micros` may step."""
         commits, before = source.commits, self._before
         requests, queued = commits.queue_depth
         found = admin_pb2.WatchFiguresResponse(
@@ -101,21 +107,26 @@ class Figures:
         )
         seconds = 0.0
         if before is not None:
-            found.elapsed_micros = now_micros - before.now_micros
+            found.elapsed_micros = elapsed_micros - before.elapsed_micros
             seconds = found.elapsed_micros / MICROS
         if before is not None and seconds > 0:
             found.changes_per_second = (commits.last_sequence - before.sequence) / seconds
             found.expired_per_second = (commits.expired_total - before.expired) / seconds
         found.topics.extend(self._topics(source.topics, seconds))
         found.latencies.extend(self._latencies(source.latencies, seconds))
+        self.begin(source, elapsed_micros)
+        return found
+
+    def begin(self, source: FigureSource, elapsed_micros: int) -> None:
+        """The next figures have the rates since now."""
+        commits = source.commits
         self._before = _Before(
-            now_micros,
+            elapsed_micros,
             commits.last_sequence,
             commits.expired_total,
             {topic.id: _journaled(topic) for topic in source.topics},
             {one.name: one.counts for one in source.latencies},
         )
-        return found
 
     def _latencies(self, latencies: Sequence[Counts], seconds: float) -> Iterator[admin_pb2.LatencyFigures]:
         """Those of which there was one since the last figures."""

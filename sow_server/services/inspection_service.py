@@ -4,7 +4,7 @@ figures, the configuration, the log."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from sow_server.config import Setting
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.model import MICROS
 from sow_server.services import horizons
-from sow_server.services.figures import Counts, Figures, FigureSource, OverdueCount
+from sow_server.services.figure_history import KEPT_MICROS, FigureHistory
+from sow_server.services.figures import Figures
 from sow_server.services.followers import Followers
 from sow_server.services.health_service import HealthService
 from sow_server.services.log_tail import LEVELS, LINES_MAX, Line, LogTail
-from sow_server.services.replication import Links
 from sow_server.services.wire.convert import invalid, timestamp
 
 INTERVAL_MICROS: Final = MICROS
@@ -41,16 +41,15 @@ class ThisServer:
     instance: str
     version: str
     healthy: HealthService
+    figures: FigureHistory
     cluster: str = ""
     settings: Sequence[Setting] = ()
     """Those that the server runs with."""
     tail: LogTail = field(default_factory=LogTail)
-    latencies: Callable[[], Sequence[Counts]] = tuple
 
 
 class InspectionService:
-    """Validates, asks, translates. Owns the count of overdue records, which all watchers share, and the time when the
-    server became ready."""
+    """Validates, asks, translates. Owns the time when the server became ready."""
 
     def __init__(
         self,
@@ -58,7 +57,6 @@ class InspectionService:
         writes: Writes,
         followers: Followers,
         readers: Executor,
-        links: Links,
         server: ThisServer,
     ) -> None:
         self._reading = reading
@@ -66,12 +64,10 @@ class InspectionService:
         self._upkeep = writes.upkeep
         self._followers = followers
         self._readers = readers
-        self._links = links
         self._server = server
         self._healthy = server.healthy
         self._clock = reading.clock
         self._ready_micros = reading.clock.now_micros()
-        self._overdue = OverdueCount(reading.cuts, readers)
 
     async def GetExpiryHorizon(
         self, request: admin_pb2.GetExpiryHorizonRequest, call: Call
@@ -165,17 +161,15 @@ class InspectionService:
             raise invalid("interval_micros", "must be between 100 ms and 1 h, or 0 for 1 s")
         if request.topics_max > TOPICS_MAX:
             raise invalid("topics_max", f"must be at most {TOPICS_MAX}, or 0 for {TOPICS}")
-        figures = Figures(request.topics_max or TOPICS)
+        if not 0 <= request.history_micros <= KEPT_MICROS:
+            raise invalid("history_micros", "must be between 0 and 1 h")
+        topics_max = request.topics_max or TOPICS
+        if request.history_micros:
+            for past in self._server.figures.since(request.history_micros, call.topics(), topics_max):
+                yield past
+        figures = Figures(topics_max)
         while not self._healthy.is_stopping:  # a call that goes on would delay the stop
-            overdue = await self._overdue.at(self._clock.now_micros())
-            source = FigureSource(
-                self._commits,
-                call.topics(),
-                self._followers.of(""),
-                self._links.status().outgoing,
-                self._server.latencies(),
-            )
-            yield figures.taken(source, overdue, self._clock.now_micros())
+            yield await self._server.figures.now(figures, call.topics())
             await self._pause(interval / MICROS)
 
     async def WatchLog(

@@ -1,46 +1,44 @@
 """The console in Chromium: every page in both colour schemes, live changes, a lost server, the keyboard, writes.
 
-[1]  Any message on the browser's console fails the test, so a page that breaks its own policy does.
-[2]  The pages are those of the application, so there is none without a test.
-[3]  With SOW_CONSOLE_PICTURES=1 the pictures in docs/pictures are made anew (`make console-pictures`).
+[1]  The pages are those of the application, so there is none without a test.
+[2]  With SOW_CONSOLE_PICTURES=1 the pictures in docs/pictures are made anew (`make console-pictures`).
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import random
 import re
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from sow_console.pages import PAGES
 from sow_console.pages.records import AGAIN_MAX
 from tests.integration.test_console import ABOUT, BIG, ROWS, fill
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
+from tests.support.servers.browser import (
+    AXE,
+    NEEDS_CHROMIUM,
+    SECONDS,
+    blank,
+    chromium,
+    drawn,
+    faults_of,
+    go,
+    tab,
+)
 from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
-CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-SECONDS: Final = 60_000
-"""For a busy machine; in milliseconds."""
-
-
-def _axe() -> Path | None:
-    """The script of axe-core, which that package brings."""
-    found = importlib.util.find_spec("axe_playwright_python")
-    return Path(found.origin).with_name("axe.min.js") if found and found.origin else None
-
-
-AXE: Final = _axe()
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine (Debian: chromium)")
+__all__ = ["chromium"]  # a fixture
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
@@ -62,51 +60,6 @@ def console(server: ServerProcess) -> Iterator[RunningConsole]:
 def writing(server: ServerProcess) -> Iterator[RunningConsole]:
     with running_console(server.address, "--allow-writes") as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def blank(chromium: Browser, scheme: str = "dark", *, width: int = 1_280, height: int = 720) -> Iterator[Page]:
-    """A tab of somebody who has not logged in ([1])."""
-    said: list[str] = []
-    context = chromium.new_context(
-        color_scheme="dark" if scheme == "dark" else "light",
-        reduced_motion="reduce",
-        viewport={"width": width, "height": height},
-    )
-    context.set_default_timeout(SECONDS)
-    page = context.new_page()
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text} {message.location}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    yield page
-    context.close()
-    assert said == []
-
-
-@contextmanager
-def tab(
-    chromium: Browser, console: RunningConsole, scheme: str = "dark", *, width: int = 1_280, height: int = 720
-) -> Iterator[Page]:
-    """A tab of somebody who has opened the one-time address."""
-    with blank(chromium, scheme, width=width, height=height) as page:
-        page.goto(console.address + console.one_time())
-        yield page
-
-
-def go(page: Page, console: RunningConsole, server: ServerProcess, name: str, query: str = "") -> None:
-    page.goto(f"{console.address}/{server.address}/{name}?{query}")
-
-
-def drawn(page: Page) -> None:
-    """Waits for a frame of the grid."""
-    page.locator("#grid tbody tr").first.wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
@@ -166,19 +119,6 @@ def test_the_alarms_of_all_instances_are_seen_at_one_that_does_not_answer(
         expect(page.locator(".tag.good")).to_have_text("serving")
         expect(page.locator("main")).to_contain_text(f"{lost} does not tell its topics now.")
         assert faults_of(page) == []
-
-
-def faults_of(page: Page) -> list[str]:
-    """The violations that axe finds, with the elements; none where there is no axe."""
-    if not AXE:
-        return []
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
-    return [
-        f"{page.url}: {one['id']}: {node['html']}: {node['failureSummary']}"
-        for one in found["violations"]
-        for node in one["nodes"]
-    ]
 
 
 # In the order of the document, which is the order in which it is read: no style reorders it.
@@ -438,9 +378,33 @@ def test_columns_and_order_are_in_the_address(
         expect(page.locator("#grid thead button", has_text="/account")).to_have_count(0)
 
 
-def test_charts_are_drawn_and_keep_up(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
+def test_charts_of_the_past_are_there_at_once(
+    server: ServerProcess, console: RunningConsole, chromium: Browser
+) -> None:
+    """X11: the server has taken the figures, and nobody has looked."""
+
+    def samples() -> int:
+        with server.client() as client, closing(client.watch_figures("1h", history="1h")) as watching:
+            return len(list(takewhile(lambda one: one.elapsed, watching)))
+
+    until(lambda: samples() >= 2, 30, "two samples")
     with tab(chromium, console) as page:
         go(page, console, server, "server")
+        chart = page.locator(".chart").first
+        expect(chart.locator("canvas")).to_have_count(1)
+        drawn = json.loads(chart.get_attribute("data-chart") or "")
+        assert len(drawn["seconds"]) >= 2, "as it was loaded"
+        assert max(drawn["series"][0]["values"]) > 0, "the topics were filled before"
+        expect(page.locator("h2").first).to_contain_text("the last ")
+        page.get_by_role("link", name="two minutes, each second").click()
+        expect(page.locator("a[aria-current=true]").first).to_have_text("two minutes, each second")
+        go(page, console, server, "overview")
+        assert len((page.locator("svg.line polyline").first.get_attribute("points") or "").split()) >= 2
+
+
+def test_charts_are_drawn_and_keep_up(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, "server", "within=2m")
         chart = page.locator(".chart").first
         expect(chart.locator("canvas")).to_have_count(1)
         before = chart.get_attribute("data-chart")
@@ -679,7 +643,7 @@ def test_pictures_are_made(tmp_path: Path, chromium: Browser) -> None:
             for name, (scheme, page_name, about) in SHOWN.items():
                 with tab(chromium, console, scheme, width=1_040, height=560) as page:
                     go(page, console, server, page_name, about)
-                    for _ in range(16 if page_name == "overview" else 2):
+                    for _ in range(64 if page_name == "overview" else 2):
                         for _ in range(draws.randrange(4, 30)):
                             publish(draws.randrange(1_010, 1_400))
                         page.wait_for_timeout(700)  # its charts want some seconds of life

@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from sow_console.pages.groups import SHOWN
-from tests.integration.test_console_browser import CHROMIUM, SECONDS, chromium, faults_of, tab
+from tests.support.servers.browser import NEEDS_CHROMIUM, SECONDS, chromium, faults_of, tab
 from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.forked_commands import sow
 from tests.support.servers.server import ServerProcess
@@ -131,7 +131,7 @@ def test_no_groups_and_bad_expressions_are_no_dead_ends(server: ServerProcess, b
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine (Debian: chromium)")
+@NEEDS_CHROMIUM
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_bars_in_a_browser_compare_as_values_do_and_stay_live(
     server: ServerProcess, console: RunningConsole, chromium: Browser, scheme: str

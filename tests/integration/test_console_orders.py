@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.integration.test_console_browser import CHROMIUM, chromium, drawn, go, tab
+from tests.support.servers.browser import NEEDS_CHROMIUM, chromium, drawn, go, tab
 from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.server import ServerProcess
 
@@ -57,7 +57,7 @@ def test_the_first_records_of_an_order_are_replaced_by_those_behind_them(
             assert not order(["3"])["more"]
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine (Debian: chromium)")
+@NEEDS_CHROMIUM
 def test_the_rows_of_an_order_are_always_the_first_ones(
     server: ServerProcess, console: RunningConsole, chromium: Browser
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_new_client_does_at_an_old_server_what_that_can_do(old_server: OldServ
         ("settings.index", lambda client: client.create_topic("indexed", key=["/id"], index=["/a"])),
         ("settings.max_entries", lambda client: client.alter_topic("orders", max_entries=7)),
         ("settings.max_records", lambda client: client.alter_topic("orders", max_records=7)),
+        ("history_micros", lambda client: list(client.watch_figures(history="1h"))),
     ],
 )
 def test_a_new_client_sends_nothing_that_an_old_server_would_misunderstand(

@@ -10,6 +10,7 @@ import grpc.aio
 
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _statuses, _transport
+from sow_client._contract import needed
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
@@ -66,12 +67,18 @@ class AsyncInspecting(AsyncCalls):
         """Ends a subscription with ACCESS_CHANGED. Its client may subscribe again; `subscribe` does so by itself."""
         await self._call(self._admin.EndSubscription, admin_pb2.EndSubscriptionRequest(id=id), once=True)
 
-    async def watch_figures(self, interval: Ttl = "1s", *, topics_max: int = 100) -> AsyncGenerator[Figures, None]:
+    async def watch_figures(
+        self, interval: Ttl = "1s", *, topics_max: int = 100, history: Ttl | None = None
+    ) -> AsyncGenerator[Figures, None]:
         """Figures of the server: at once, then each time that `interval` has passed (100 ms to 1 h), without end. They
-        name the `topics_max` topics with the most changes. It raises when the connection breaks, and ends when the
-        server stops."""
-        request = _inspection.watch_request(interval, topics_max)
-        await self._transport.await_ready()
+        name the `topics_max` topics with the most changes. With `history`, such as "1h", those of so long before come
+        first: one for each 5 s since the server's start, of an hour at most, with at most 10 topics each. It raises
+        when the connection breaks, and ends when the server stops.
+
+        Rule: X11.
+        """
+        request = _inspection.watch_request(interval, topics_max, history)
+        await self._transport.await_ready(needs=needed(request))
         call = None
         try:
             with _transport.unless_closed():

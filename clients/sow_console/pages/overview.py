@@ -1,14 +1,15 @@
-"""Overview: the instances, what is wrong with them, rates, and the topics."""
+"""Overview: the instances, what is wrong with them, rates of the last hour, and the topics."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from sow_client import Figures, Instance, PermissionDenied, Status, Topic, TopicStatistics, Unavailable
-from sow_console import horizon, texts
+from sow_console import charts, horizon, texts
 from sow_console.instances import WAIT_SECONDS, Known
 from sow_console.pages.page import Facts, View
 
@@ -20,6 +21,8 @@ LAG_MAX: Final = timedelta(seconds=30)
 DISK_FREE_MIN: Final = 1 << 30
 DISK_FREE_SHARE_MIN: Final = 0.1
 """Less free space, in bytes or as a share of the disk, is an alarm."""
+LINE_POINTS: Final = 120
+"""The points of the small lines of the rates."""
 EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
 """Expiry that is further behind is an alarm."""
 
@@ -60,7 +63,7 @@ async def facts(view: View) -> Facts:
         topics = await _unless_lost(view, asking)
     finally:
         asking.cancel()
-    figures = () if topics is None else await _figures(view)
+    figures, hour = ((), ()) if topics is None else await _figures(view)
     latest = figures[-1] if figures else None
     return {
         "instances": seen,
@@ -68,8 +71,9 @@ async def facts(view: View) -> Facts:
         "alarms": [(one.server, alarm) for one in seen for alarm in one.alarms] + _link_alarms(view, latest),
         "figures": latest,
         "has_rates": latest is not None and bool(latest.elapsed),
-        "changes_line": horizon.line([one.changes_per_second for one in figures], 240, 36),
-        "expired_line": horizon.line([one.expired_per_second for one in figures], 240, 36),
+        "span": charts.span(hour),
+        "changes_line": _line_of([one.changes_per_second for one in hour]),
+        "expired_line": _line_of([one.expired_per_second for one in hour]),
         "topics": [_line(topic, latest) for topic in topics or ()],
         "command": view.command("status", "--watch"),
     }
@@ -133,11 +137,17 @@ def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
     return found
 
 
-async def _figures(view: View) -> tuple[Figures, ...]:
+async def _figures(view: View) -> tuple[tuple[Figures, ...], tuple[Figures, ...]]:
+    """Those of the last seconds, and those of the last hour."""
     try:
-        return await view.session.figures(view.server).look()
+        figures, hour = (view.session.figures(view.server, hour=hour) for hour in (False, True))
+        return await figures.look(), tuple(one for one in await hour.look() if one.elapsed)
     except PermissionDenied:
-        return ()
+        return (), ()
+
+
+def _line_of(values: Sequence[float]) -> str:
+    return horizon.line(charts.peaks(values, LINE_POINTS), 240, 36)
 
 
 def _link_alarms(view: View, figures: Figures | None) -> list[tuple[str, str]]:

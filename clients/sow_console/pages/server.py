@@ -1,4 +1,4 @@
-"""Server: charts of two minutes, the log, and the configuration with origins. Secrets never leave the server."""
+"""Server: charts of the last hour, the log, and the configuration with origins. Secrets never leave the server."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ async def facts(view: View) -> Facts:
     """The parts that the person may see, each with the reason where it is not to be seen."""
     is_short = view.argument("changed") == "1"
     level = view.argument("level")
+    within = "2m" if view.argument("within") == "2m" else "1h"
     denied: dict[str, str] = {}
     figures: tuple[Figures, ...] = ()
     lines: tuple[LogLine, ...] = ()
     settings: list[ConfigSetting] = []
     try:
-        figures = await view.session.figures(view.server).look()
+        figures = await view.session.figures(view.server, hour=within == "1h").look()
     except PermissionDenied as error:
         denied["figures"] = error.message
     try:
@@ -40,6 +41,8 @@ async def facts(view: View) -> Facts:
         "instance": await view.client.describe_instance(),
         "denied": denied,
         "charts": drawn,
+        "within": within,
+        "span": charts.span(figures),
         "data": [documents.encoded(one).decode() for one in drawn],
         "lines": shown[: -LINES - 1 : -1],
         "level": level if level in LEVELS else "",

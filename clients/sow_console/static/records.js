@@ -2,6 +2,7 @@
 // @ts-check
 import { compare, fields } from "./json.js";
 import { clock, follow } from "./live.js";
+import { views } from "./views.js";
 
 /** @typedef {import("./json.js").Cell} Cell */
 /** @typedef {[string, string, number, number | null, string, string, string]} Wire */
@@ -436,13 +437,17 @@ function rank_(order, isComplete) {
 
 /** The address keeps the chosen columns and the order of the rows that are shown, so it can be sent to others. */
 function keep() {
+  history.replaceState(null, "", `?${address()}`);
+  save();
+}
+
+function address() {
   const address = new URLSearchParams(location.search);
   address.delete("sort");
   address.delete("column");
   if (sort) address.set("sort", `${sort.falling ? "-" : ""}${sort.column}`);
   for (const name of chosen ?? []) if (name !== "@key") address.append("column", name);
-  history.replaceState(null, "", `?${address}`);
-  save();
+  return address;
 }
 
 /** The files have the chosen columns; without a choice, all. */
@@ -470,6 +475,7 @@ ask.addEventListener("submit", () => {
   }
 });
 
+views(topic ? address : null);
 if (topic) {
   const kept = localStorage.getItem(`sow-columns-${topic}`);
   if (query.has("column")) chosen = new Set(query.getAll("column"));

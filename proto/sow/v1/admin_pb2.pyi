@@ -1487,19 +1487,25 @@ class WatchFiguresRequest(_message.Message):
 
     INTERVAL_MICROS_FIELD_NUMBER: _builtins.int
     TOPICS_MAX_FIELD_NUMBER: _builtins.int
+    HISTORY_MICROS_FIELD_NUMBER: _builtins.int
     interval_micros: _builtins.int
     """An answer comes each time that this has passed, 100 ms to 1 h. 0: 1 s."""
     topics_max: _builtins.int
     """Only the topics whose journal grew most since the last answer, at most so many. 0: 100. At most 1,000."""
+    history_micros: _builtins.int
+    """Answers of this long before come first, one for each 5 s, as far as the server has run and has kept them (rule X11).
+    The next answer after them is the first of the call. 0: none of them. At most 1 h.
+    """
     def __init__(
         self,
         *,
         interval_micros: _builtins.int = ...,
         topics_max: _builtins.int = ...,
+        history_micros: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["interval_micros", b"interval_micros", "topics_max", b"topics_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history_micros", b"history_micros", "interval_micros", b"interval_micros", "topics_max", b"topics_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1529,7 +1535,7 @@ class WatchFiguresResponse(_message.Message):
     as_of_micros: _builtins.int
     """The moment, by the server's clock."""
     elapsed_micros: _builtins.int
-    """The time since the last answer, which rates are averages of. 0 in the first answer, which has no rates."""
+    """The time since the last answer, which rates are averages of. 0 in the first answer of the call, which has no rates."""
     last_sequence: _builtins.int
     """The last position of the journal."""
     changes_per_second: _builtins.float

@@ -103,6 +103,10 @@ class GuardedClock:
         with self._lock:
             return self._advance()
 
+    def elapsed_micros(self) -> int:
+        """A steady time, for lengths and rates: nobody sets it, and it is not slewed."""
+        return self._elapsed()
+
     @property
     def paused(self) -> bool:
         """True if a forward jump has paused sweeping. It reads the wall clock, so that a jump is never noticed too

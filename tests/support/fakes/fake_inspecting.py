@@ -59,8 +59,10 @@ class FakeInspecting(FakeRetention):
     def end_subscription(self, id: str) -> None:  # noqa: A002 - as the real one
         self._called("end_subscription", id=id)
 
-    def watch_figures(self, interval: object = "1s", *, topics_max: int = 100) -> Iterator[Figures]:
-        self._called("watch_figures", interval=interval, topics_max=topics_max)
+    def watch_figures(
+        self, interval: object = "1s", *, topics_max: int = 100, history: object = None
+    ) -> Iterator[Figures]:
+        self._called("watch_figures", interval=interval, topics_max=topics_max, history=history)
         yield from self.figures
 
     def watch_log(self, level: str | None = None, *, lines_max: int = 100, follow: bool = True) -> Iterator[LogLine]:

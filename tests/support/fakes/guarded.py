@@ -37,6 +37,7 @@ from sow_server.services.door.guard import Handler, handler_of
 from sow_server.services.door.statuses import status
 from sow_server.services.durables_service import DurablesService
 from sow_server.services.exporting import ServedExport
+from sow_server.services.figure_history import FigureHistory
 from sow_server.services.followers import Followers, Subscribing
 from sow_server.services.health_service import HealthService
 from sow_server.services.inspection_service import InspectionService, ThisServer
@@ -138,11 +139,12 @@ class GuardedParts:
             Positions(store.reads, store.writes, patience_seconds=0),
             PublishOptions(Durability.FSYNC),
         )
-        server = ThisServer("here", "0", self.healthy)
+        self.figures = FigureHistory(store.reads, store.writes, followers, links, readers)
+        server = ThisServer("here", "0", self.healthy, self.figures)
         admin = (
             AdminService(reading, store.writes, changes, readers),
             DurablesService(reading, store.writes, consumers, followers, readers),
-            InspectionService(reading, store.writes, followers, readers, links, server),
+            InspectionService(reading, store.writes, followers, readers, server),
             LinksService(links),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock
@@ -205,6 +207,10 @@ class GuardedParts:
         made, session = self.authorizer.admit(prover, path, need_of(path), shown, "test:1", lambda: None)
         self.authorizer.finished(made, session, "OK")
         return made
+
+    def sample_figures(self) -> None:
+        """What the periodic job does."""
+        self._run(self.figures.sample())
 
     def follow(self, identity: str, request: sow_pb2.SubscribeRequest) -> Follower:
         """A subscription as the service makes it, which the test drives. Raises StoreError."""

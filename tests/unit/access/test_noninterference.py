@@ -529,7 +529,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     ],
     "ListSubscriptions": [plain(), orders()],
     "EndSubscription": [plain(id="u1")],
-    "WatchFigures": [plain(interval_micros=SECOND, topics_max=1)],
+    "WatchFigures": [plain(interval_micros=SECOND, topics_max=1), plain(history_micros=60 * SECOND)],
     "GetConfig": [plain()],
     "WatchLog": [plain(), plain(level="warning", lines_max=5, follow=True)],
     "AcceptClock": [plain()],

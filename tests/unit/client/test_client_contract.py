@@ -139,6 +139,8 @@ LIFETIME = types_pb2.Lifetime(ttl_micros=1)
         ),
         (admin_pb2.SetPolicyRequest(policy=admin_pb2.Policy(topic=admin_pb2.TopicSettings(max_entries=1))), ""),
         (admin_pb2.GetStatusRequest(), ""),
+        (admin_pb2.WatchFiguresRequest(interval_micros=1), ""),
+        (admin_pb2.WatchFiguresRequest(history_micros=1), "history_micros"),
     ],
     ids=str,
 )

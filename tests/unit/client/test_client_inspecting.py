@@ -95,6 +95,13 @@ def watched(server: Server) -> list[Figures]:
     return list(server.client.watch_figures("2s", topics_max=5))
 
 
+def test_figures_of_the_past_are_asked_for(server: Server) -> None:
+    call = server.begin(lambda: list(server.client.watch_figures("2s", history="10m")))
+    request = server.stream("WatchFigures", admin_pb2.WatchFiguresResponse(elapsed_micros=5 * SECOND))
+    assert [one.elapsed for one in call.result(SECONDS_MAX)] == [timedelta(seconds=5)]
+    assert request.history_micros == 600 * SECOND
+
+
 def test_latencies_are_among_the_figures(server: Server) -> None:
     call = server.begin(lambda: watched(server))
     latency = admin_pb2.LatencyFigures(name="commit", per_second=2.5, median_micros=1_000, p99_micros=20_000)
@@ -125,6 +132,7 @@ def test_arguments_that_cannot_be(server: Server) -> None:
     for wrong in (
         lambda: server.client.expiry_horizon("orders", ["soon"]),
         lambda: next(server.client.watch_figures(topics_max=0)),
+        lambda: next(server.client.watch_figures(history="61m")),
         lambda: next(server.client.watch_log(lines_max=0)),
     ):
         with pytest.raises((InvalidArgument, Unavailable)):

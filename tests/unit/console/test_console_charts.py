@@ -7,13 +7,14 @@ import hashlib
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import sow_console
-from sow_client import Figures, LatencyFigures, PermissionDenied
+from sow_client import AsyncClient, FailedPrecondition, Figures, LatencyFigures, PermissionDenied
 from sow_console import charts
-from sow_console.figures import LOOKED_SECONDS, Watch
+from sow_console.figures import LOOKED_SECONDS, Watch, hour_of
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 
@@ -103,3 +104,63 @@ def test_a_stream_that_is_refused_says_so_each_time() -> None:
                 await watch.look()
 
     asyncio.run(run())
+
+
+class Served:
+    """A server with figures of these moments; that of now is 0. `reason`: that of its refusal of a history."""
+
+    def __init__(self, moments: list[int], reason: str = "") -> None:
+        self.moments = moments
+        self.reason = reason
+        self.asked: list[object] = []
+
+    async def watch_figures(
+        self, interval: str, *, topics_max: int, history: str | None = None
+    ) -> AsyncGenerator[Figures, None]:
+        self.asked.append(history)
+        if history and self.reason:
+            raise FailedPrecondition("no", reason=self.reason)
+        for moment in self.moments if history else [0]:
+            yield figures(moment)
+            await asyncio.sleep(0)
+        await asyncio.Event().wait()
+
+
+def looked(server: Served) -> list[int]:
+    """The moments that the first look has."""
+
+    async def run() -> list[int]:
+        watch = hour_of(cast(AsyncClient, server))
+        try:
+            return [(one.as_of - NOW).seconds for one in await watch.look()]
+        finally:
+            await watch.close()
+
+    return asyncio.run(run())
+
+
+def test_the_first_look_has_the_whole_hour() -> None:
+    """It waits until those of the past have come, and does not draw the first few."""
+    assert looked(Served([1, 2, 3, 4, 0])) == [1, 2, 3, 4, 0]
+
+
+def test_an_older_server_has_those_from_the_first_look_on() -> None:
+    served = Served([1, 2, 0], "SERVER_TOO_OLD")
+    assert looked(served) == [0]
+    assert served.asked == ["1h", None]
+    with pytest.raises(FailedPrecondition):
+        looked(Served([1, 0], "FAILED_PRECONDITION"))
+
+
+def test_the_span_of_figures_is_told() -> None:
+    assert charts.span([figures(0), figures(1), figures(4)]) == timedelta(seconds=4)
+    assert charts.span([figures(0)]) == charts.span([]) == timedelta(0)
+
+
+def test_a_small_line_keeps_its_peaks() -> None:
+    values = [0.0] * 720
+    values[311] = 7.0
+    assert sorted(charts.peaks(values, 120))[-2:] == [0, 7]
+    assert len(charts.peaks(values, 120)) == 120
+    assert charts.peaks([1.0, 2.0], 120) == [1, 2]
+    assert charts.peaks([], 120) == []

@@ -101,7 +101,7 @@ def test_figures_tell_how_full_a_topic_is(parts: GuardedParts) -> None:
     assert topic.filled == 2 / 3
     parts.rig.alter_topic("few", max_stored_bytes=5)
     assert topic.filled == 4 / 5
-    found = Figures(5).taken(FigureSource(parts.rig.store.commits, [topic], [], []), 0, 0)
+    found = Figures(5).taken(FigureSource(parts.rig.store.commits, [topic], [], []), 0, 0, 0)
     assert found.topics[0].filled == 4 / 5
     parts.rig.alter_topic("few", max_records=None, max_stored_bytes=None)
     assert topic.filled == 0
