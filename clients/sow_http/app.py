@@ -140,10 +140,11 @@ class _Endpoint:
             token = token_of(request)
             async with self._door.callers.client(token) as client:
                 if handler is None:
-                    response = await self._door.events.changes(request, token)
+                    async with self._door.events.changes(request, token) as events:
+                        await events(scope, receive, send)
                 else:
                     response = await handler(request, client)
-                await response(scope, receive, send)
+                    await response(scope, receive, send)
         except SowError as error:
             # One that comes later breaks the answer off (records [1]): uvicorn ends the connection.
             if scope.get("sow.begun"):
