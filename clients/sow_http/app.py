@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import socket as sockets
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import h11
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +29,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sow_client import AsyncClient, SowError, Unavailable, __version__
 from sow_client._channel import is_local
@@ -37,6 +40,10 @@ from sow_http.problems import Refused
 
 CONNECTIONS_MAX: Final = 4_000
 STOP_SECONDS: Final = 3
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_SECONDS: Final = 20
+"""A client that has not sent the head of a request by then, or the rest of a body that is refused, loses its
+connection."""
 UNREAD_SECONDS_MAX: Final = 60
 """A client that takes nothing of what was sent for so long loses its connection, on Linux."""
 _Handler: TypeAlias = Callable[[Request, AsyncClient], Awaitable[Response]]
@@ -265,6 +272,8 @@ def run(options: Options, ready: Callable[[str], None]) -> None:
             proxy_headers=False,
             server_header=False,
             ws="none",
+            http=_Protocol,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=STOP_SECONDS,
             ssl_certfile=options.certificate,
@@ -286,6 +295,35 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
         await self._door.events.close()
         await super().shutdown(sockets)
+
+
+class _Protocol(H11Protocol):
+    """Bounds the wait for a client that owes the head of a request, or a body that nobody reads; `arguments` bounds
+    that for a body that is read."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as that of uvicorn
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait(owed=False)
+
+    def _wait(self, *, owed: bool | None = None) -> None:
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        if owed is None:
+            owed = theirs is h11.IDLE or (theirs is h11.SEND_BODY and ours is h11.DONE)
+        if self._late is not None and not owed:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and owed:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
 def _name(host: str) -> str:

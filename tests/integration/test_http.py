@@ -345,7 +345,7 @@ def test_no_change_is_lost_or_repeated_when_either_process_is_killed(tmp_path: P
                 publish(2)
                 event = take(lambda event: True)
                 seen.append(event["data"]["n"])
-                door.process.kill()
+                door.kill()
                 publish(3)
         with running_door(server.address, port=port) as door, door.client() as http:
             with stream(http, "lives/changes", str(event["id"])) as take:

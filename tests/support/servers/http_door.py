@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import httpx
 
 from tests.support.servers.console import NO_AUTHORITIES
 from tests.support.servers.forked_commands import sow
+from tests.support.servers.server import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,12 @@ class RunningDoor:
     @property
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
+
+    def kill(self) -> None:
+        """SIGKILL. Returns once nobody listens: another process may stand in its place, whose end is its end."""
+        self.process.kill()
+        self.process.wait()
+        until(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) != 0, 20, "the end of the door")
 
     def client(self, token: str | None = None, **headers: str) -> httpx.Client:
         if token is not None:
