@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from sow_client._grouping import divided
+from sow_client._keys import KeyField
 from sow_client._parameters import Parameters, parameters_of
 from sow_http.problems import Refused
 
 BODY_SECONDS: Final = 30
 """The longest wait for the next piece of a body."""
+WHOLE_BODY_SECONDS: Final = 120
+"""The longest time for the body of one record. A load may take as long as lines come."""
 INTEGER_DIGITS_MAX: Final = 18
 
 
@@ -78,6 +81,13 @@ def version_of(request: Request, header: str) -> int | None:
     return int(version)
 
 
+def key_field(document: object, path: str) -> KeyField | None:
+    """The value at a path, such as /a/b, that can be a key, or None."""
+    for part in path.strip("/").split("/"):
+        document = document.get(part) if isinstance(document, Mapping) else None
+    return document if isinstance(document, str | int | float | bool) else None
+
+
 def media_type(request: Request) -> str:
     """The type of the body, without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -108,10 +118,15 @@ async def body(request: Request, bytes_max: int) -> bytes:
         raise too_large
     made = bytearray()
     try:
-        async for piece in pieces(request):
-            made += piece
-            if len(made) > bytes_max:
-                raise too_large
+        async with asyncio.timeout(WHOLE_BODY_SECONDS):
+            async for piece in pieces(request):
+                made += piece
+                if len(made) > bytes_max:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(
+            408, f"body: it takes more than {WHOLE_BODY_SECONDS} s", reason="BODY_CUT", field="body"
+        ) from None
     except ClientDisconnect:
         raise Refused(400, "body: it was cut; nothing was written", reason="BODY_CUT", field="body") from None
     return bytes(made)

@@ -7,21 +7,22 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from email.utils import format_datetime
+from functools import partial
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from sow_client import AsyncClient, NotFound, Published, Record, RecordBatch
-from sow_client._keys import KeyField, key_text
+from sow_client import AsyncClient, InvalidArgument, NotFound, Published, Record, RecordBatch
+from sow_client._keys import key_text
 from sow_client._payloads import Encoded, PayloadForm, encoded_in
 from sow_client._publish_columns import PAYLOAD_BYTES_MAX
 from sow_client._records import NEVER_MICROS, datetime_of
-from sow_http.arguments import Arguments, body, media_type, version_of
+from sow_http.arguments import Arguments, body, key_field, media_type, version_of
 from sow_http.problems import Refused, answer
 
 ROWS_MAX: Final = 1_000
@@ -103,42 +104,31 @@ async def _write(request: Request, client: AsyncClient, *, merges: bool) -> Resp
     form = _ACCEPTED[kind]
     # The server refuses a payload that says of itself that it is of another type than its topic.
     data: bytes | Encoded = payload if form is None else encoded_in(form)(payload)
-    settings = (await _settings(client, topic)) if key else ()
-    if settings:
-        _agrees(settings, form or PayloadForm(), payload, key)
-    publish = client.delta_publish if merges else client.publish
-    done = await publish(
+    publish = partial(
+        client.delta_publish if merges else client.publish,
         topic,
         data,
-        key=None if settings else key,
         ttl=arguments.text("ttl"),
         only_if_absent=absent is not None,
         only_if_version=version,
     )
+    try:
+        done = await publish(key=key)
+    except InvalidArgument as error:
+        if error.reason != "KEY_NOT_ALLOWED":
+            raise
+        # The topic has key fields, so nothing was written.
+        _agrees((await client.describe_topic(topic)).settings.key, form or PayloadForm(), payload, key)
+        done = await publish()
     return answer(_told(done), headers=_headers(done.version, done.expire_time_micros))
 
 
-async def _settings(client: AsyncClient, topic: str) -> tuple[str, ...]:
-    """The key fields of a topic; none, where the first publish makes it."""
-    try:
-        return tuple((await client.describe_topic(topic)).settings.key)
-    except NotFound:
-        return ()
-
-
-def _agrees(fields: tuple[str, ...], form: PayloadForm, payload: bytes, key: str) -> None:
+def _agrees(fields: Sequence[str], form: PayloadForm, payload: bytes, key: str) -> None:
     """Raises Refused where the document has another key than the address. A field that is missing is left to the
     server, which says so."""
-    values: list[KeyField] = []
-    for field in fields:
-        value: object = form.document(payload)
-        for part in field.strip("/").split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if not isinstance(value, str | int | float | bool):
-            return
-        values.append(value)
-    found = key_text(tuple(values) if len(values) > 1 else values[0])
-    if found != key:
+    document = form.document(payload)
+    values = [value for field in fields if (value := key_field(document, field)) is not None]
+    if len(values) == len(fields) and (found := key_text(tuple(values) if len(values) > 1 else values[0])) != key:
         raise Refused(400, f"key: the document has the key {found!r}, and the address {key!r}", field="key")
 
 
