@@ -1,7 +1,7 @@
 """A caller of `sow http` is told nothing of what its token does not show (rules A4, A5).
 
-[1]  Two worlds are equal but for what is hidden from `desk`, as in `tests/unit/access/test_noninterference.py`: in one of
-     them hidden records are in another topic, and the hidden fields are missing. Each answer is the same in both.
+[1]  Two worlds are equal but for what is hidden from `desk`, as in `tests/unit/access/test_noninterference.py`: in one
+     of them hidden records are in another topic, and hidden fields are missing. Each answer is the same in both.
 [2]  What is hidden is answered as what does not exist.
 """
 
@@ -137,7 +137,7 @@ def test_what_is_hidden_makes_no_difference_to_a_stream(worlds: tuple[World, Wor
     told = []
     for each in worlds:
         with stream(each.desk, f"orders/changes?snapshot=true{more}") as take:
-            events = []
+            events: list[dict[str, Any]] = []
             while not events or events[-1]["event"] != "snapshot_end":
                 events.append(take(lambda event: True))
             each.publish("a01", "us", 7)

@@ -48,13 +48,13 @@ def site() -> Iterator[str]:
 def test_a_page_misses_nothing_when_the_door_is_killed(tmp_path: Path) -> None:
     """Chromium shows Last-Event-ID by itself, also where it has got nothing but the mark of its beginning."""
     port = free_port()
-    with ServerProcess(tmp_path) as server, server.client() as client, site() as origin, sync_playwright() as playwright:
+    with ServerProcess(tmp_path) as server, server.client() as client, site() as origin, sync_playwright() as driver:
 
         def publish(number: int) -> None:
             client.publish("lives", {"n": number}, key=str(number))
 
         publish(0)
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
         page.set_default_timeout(SECONDS)
         with running_door(server.address, "--cors", origin, port=port) as door:

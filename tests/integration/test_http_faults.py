@@ -1,4 +1,4 @@
-"""Callers of `sow http` that stall, stop, or send too much: they are told, or lose their connection; no other notices."""
+"""Callers of `sow http` that stall, stop, or send too much are told, or lose their connection; no other notices."""
 
 from __future__ import annotations
 
