@@ -14,6 +14,7 @@ import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -72,43 +73,32 @@ class Call:
     path: str
     method: str
     summary: str
-    handler: _Handler | None
-    """None: the stream of events."""
+    handler: _Handler | None  # None: the stream of events
     arguments: Mapping[str, str]
-    body: Sequence[str] = ()
-    """The types of a body."""
+    body: Sequence[str] = ()  # the types of a body
     answer: str = "application/json"
 
 
-_RECORDS: Final = "/v1/topics/{topic}/records"
+_TOPIC: Final = "/v1/topics/{topic}"
+_RECORDS: Final = _TOPIC + "/records"
 _RECORD: Final = _RECORDS + "/{key}"
 _BODIES: Final = ("application/json", "application/msgpack", "application/octet-stream", "text/plain")
+_PUT: Final = partial(records.write, merges=False)
+_PATCH: Final = partial(records.write, merges=True)
+_MATCH: Final = 'If-Match: "VERSION" is a condition'
+_EVENTS: Final = "Changes as server-sent events; Last-Event-ID resumes."
 _WRITES: Final = {"ttl": "the lifetime, such as 10m or 90s; none: the topic's default"}
 CALLS: Final = (
     Call("/v1/topics", "GET", "The topics and views that the caller may see.", records.topics, {}),
     Call(_RECORD, "GET", "The payload of a record. ETag is its version.", records.get, {}, answer="*/*"),
-    Call(
-        _RECORD,
-        "PUT",
-        'Publish a record. If-None-Match: * and If-Match: "VERSION" are conditions.',
-        records.put,
-        _WRITES,
-        _BODIES,
-    ),
-    Call(_RECORD, "PATCH", "Merge fields into a record.", records.patch, _WRITES, _BODIES),
-    Call(_RECORD, "DELETE", 'Delete a record. If-Match: "VERSION" is a condition.', records.delete, {}),
+    Call(_RECORD, "PUT", f"Publish a record. {_MATCH}, as is If-None-Match: *.", _PUT, _WRITES, _BODIES),
+    Call(_RECORD, "PATCH", "Merge fields into a record.", _PATCH, _WRITES, _BODIES),
+    Call(_RECORD, "DELETE", f"Delete a record. {_MATCH}.", records.delete, {}),
     Call(_RECORDS, "GET", "The live records that match, of one instant.", records.query, records.QUERY),
     Call(_RECORDS, "POST", "Publish each line of the body.", loads.load, loads.LOAD, loads.TYPES),
-    Call("/v1/topics/{topic}/count", "GET", "The number of records that match.", records.count, records.COUNT),
-    Call("/v1/topics/{topic}/groups", "GET", "A result for each group of records.", records.groups, records.GROUPS),
-    Call(
-        "/v1/topics/{topic}/changes",
-        "GET",
-        "Changes as server-sent events; Last-Event-ID resumes.",
-        None,
-        events.EVENTS,
-        answer="text/event-stream",
-    ),
+    Call(_TOPIC + "/count", "GET", "The number of records that match.", records.count, records.COUNT),
+    Call(_TOPIC + "/groups", "GET", "A result for each group of records.", records.groups, records.GROUPS),
+    Call(_TOPIC + "/changes", "GET", _EVENTS, None, events.EVENTS, answer="text/event-stream"),
 )
 """All that it answers; the description in OpenAPI and the page /docs are made of it."""
 
@@ -137,14 +127,11 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method not in self._handlers:
-            known = ", ".join(self._handlers)
-            refused = Refused(405, f"{request.method}: this address knows {known}", reason="METHOD_NOT_ALLOWED")
-            await problems.response(refused, {"allow": known})(scope, receive, send)
-            return
-        handler = self._handlers[request.method]
         try:
-            token = token_of(request)
+            if request.method not in self._handlers:
+                message = f"{request.method}: this address knows {', '.join(self._handlers)}"
+                raise Refused(405, message, reason="METHOD_NOT_ALLOWED")
+            handler, token = self._handlers[request.method], token_of(request)
             async with self._door.callers.client(token) as client:
                 if handler is None:
                     async with self._door.events.changes(request, token) as events:
@@ -156,7 +143,8 @@ class _Endpoint:
             # One that comes later breaks the answer off (records [1]): uvicorn ends the connection.
             if scope.get("sow.begun"):
                 raise
-            await problems.response(error)(scope, receive, send)
+            allow = {"Allow": ", ".join(self._handlers)} if problems.status_of(error) == 405 else {}
+            await problems.response(error, headers=allow)(scope, receive, send)
 
 
 class _Guard:
@@ -181,17 +169,14 @@ class _Guard:
                 headers["Cache-Control"] = "no-store"
             await send(message)
 
-        if (refused := self._refusal(scope)) is not None:
-            answer = problems.response(refused)
-            answer.headers["Connection"] = "close"
-            await answer(scope, receive, with_headers)
-            return
-        await self._app(scope, receive, with_headers)
+        refused = self._refusal(scope)
+        answer = self._app if refused is None else problems.response(refused, headers={"Connection": "close"})
+        await answer(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> Refused | None:
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or (self._hosts and _name(hosts[0]) not in self._hosts):
+        if len(hosts) != 1 or (self._hosts and re.sub(r":\d*$", "", hosts[0]).lower() not in self._hosts):
             return Refused(403, "Host: this door is not known under that name", reason="HOST_UNKNOWN", field="Host")
         own = f"{scope['scheme']}://{hosts[0].lower()}"
         if any(origin.lower() not in (own, *self._origins) and "*" not in self._origins for origin in origins):
@@ -240,7 +225,7 @@ def app_of(door: Door, options: Options) -> ASGIApp:
         return HTMLResponse(page())
 
     paths = {call.path: [one for one in CALLS if one.path == call.path] for call in CALLS}
-    routes = [Route(_pattern(path), _Endpoint(door, calls)) for path, calls in paths.items()]
+    routes = [Route(path.replace("{key}", "{key:path}"), _Endpoint(door, calls)) for path, calls in paths.items()]
     routes += [Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed}, lifespan=life)
     app.router.redirect_slashes = False
@@ -324,15 +309,6 @@ class _Protocol(H11Protocol):
             self._late = None
         elif self._late is None and owed:
             self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-
-
-def _name(host: str) -> str:
-    """The host of an authority, without its port."""
-    return re.sub(r":\d*$", "", host).lower()
-
-
-def _pattern(path: str) -> str:
-    return path.replace("{key}", "{key:path}")
 
 
 def is_origin(text: str) -> bool:

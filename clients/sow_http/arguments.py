@@ -41,21 +41,14 @@ class Arguments:
         """The values between commas, of all that are given; None: there is none."""
         return [part for value in self._given.getlist(name) for part in divided(value) if part] or None
 
-    def number(self, name: str, *, least: int = 0) -> int | None:
+    def number(self, name: str) -> int | None:
         """A whole number; None: it is absent."""
         text = self.text(name)
         if text is None:
             return None
-        if not text.isdecimal() or len(text) > INTEGER_DIGITS_MAX or int(text) < least:
-            raise Refused(400, f"{name}: {text!r} is no whole number of at least {least}", field=name)
+        if not text.isdecimal() or len(text) > INTEGER_DIGITS_MAX:
+            raise Refused(400, f"{name}: {text!r} is no whole number of at least 0", field=name)
         return int(text)
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """true or false."""
-        text = self.text(name)
-        if text not in (None, "true", "false"):
-            raise Refused(400, f"{name}: {text!r} is neither true nor false", field=name)
-        return default if text is None else text == "true"
 
     def one_of(self, name: str, values: Collection[str], default: str) -> str:
         """One of these texts."""

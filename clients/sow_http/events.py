@@ -181,7 +181,7 @@ class Events:
             arguments.text("filter"),
             arguments.text("params"),
             tuple(arguments.texts("select") or ()),
-            arguments.flag("snapshot"),
+            arguments.one_of("snapshot", ("true", "false"), "false") == "true",
         )
         after = request.headers.get("last-event-id") or arguments.text("after")
         if self._streams >= self._listeners_max:

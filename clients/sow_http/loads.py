@@ -35,8 +35,8 @@ LOAD: Final = {
 _LOG: Final = logging.getLogger("sow_http")
 
 
-class _Load:
-    """Counts the lines, and remembers the refused ones."""
+class Lines:
+    """Counts lines, and remembers the refused ones."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -92,7 +92,7 @@ async def load(request: Request, client: AsyncClient) -> Response:
         given = media_type(request) or "none"
         raise Refused(415, f"Content-Type: {given} is none of {', '.join(TYPES)}", field="Content-Type")
     topic, key_path = request.path_params["topic"], arguments.text("key")
-    lines = _Load()
+    lines = Lines()
     ended: SowError | None = None
     publisher = client.publisher(topic, ttl=arguments.text("ttl"), on_refusal=lines.refuse)
     try:

@@ -76,9 +76,11 @@ def answer(
     return Response(msgspec.json.encode(value) + b"\n", status, headers, kind)
 
 
-def response(error: errors.SowError, more: Mapping[str, object] | None = None) -> Response:
+def response(
+    error: errors.SowError, more: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     """The answer that tells an error."""
-    status, headers = status_of(error), {}
+    status, headers = status_of(error), dict(headers or {})
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:
