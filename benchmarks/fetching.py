@@ -60,7 +60,7 @@ def _connected(door: Process) -> socket.socket:
 
 
 def _gets(setting: Setting, server: SowServer, client: Client, door: Process) -> Row:
-    calls = setting.size(1_000, quick=300)
+    calls = setting.size(500, quick=300)
     rounds = setting.size(5, quick=3)
     http_client = _connected(door)
 
@@ -126,8 +126,8 @@ def _streams(setting: Setting, client: Client, door: Process) -> Row:
         used,
         judged=used,
         target=STREAMS_TARGET,
-        note=f"each stream got the same {listeners.bytes / 1e6:,.1f} MB to its last event; CPU of sow http for a change "
-        f"and stream {spent / changes / streams * 1e6:.2f} µs, {resident:.0f} MiB; machine: {setting.machine}",
+        note=f"each stream got the same {listeners.bytes / 1e6:,.1f} MB to its last event; CPU of sow http for a "
+        f"change and stream {spent / changes / streams * 1e6:.2f} µs, {resident:.0f} MiB; machine: {setting.machine}",
     )
 
 
