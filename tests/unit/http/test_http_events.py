@@ -1,4 +1,4 @@
-"""The log of a subscription and the places of its listeners: `clients/sow_http/events.py` [2] to [4]."""
+"""The log of a subscription, and the places of its listeners in it."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_pieces_end_with_whole_events_also_where_one_is_larger_than_the_log() ->
         large = event(2, 3 * events.LOG_BYTES_MAX)
         for number, one in ((2, large), (3, event(3)), (4, event(4, events.PIECE_BYTES))):
             await followed.tell(one, f"e.{number}")
-            assert await taken(pieces, one) == one
+            assert await anext(pieces) == one
         for number in range(5, 9):
             await followed.tell(event(number, events.PIECE_BYTES // 3), f"e.{number}")
         while listener.at < followed.end:
