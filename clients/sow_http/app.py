@@ -20,7 +20,6 @@ from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import h11
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,9 +33,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sow_client import AsyncClient, SowError, Unavailable, __version__
 from sow_client._channel import is_local
-from sow_http import events, loads, problems, records
+from sow_http import loads, problems, records
 from sow_http.callers import Callers, Connect, token_of
-from sow_http.events import Events
+from sow_http.events import EVENTS, Events
 from sow_http.problems import Refused
 
 CONNECTIONS_MAX: Final = 4_000
@@ -63,7 +62,6 @@ class Options:
     key: Path | None = None
     origins: tuple[str, ...] = ()
     """The pages that may call from a browser, as `Origin` names them."""
-    event_streams_max: int = events.LISTENERS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ _BODIES: Final = ("application/json", "application/msgpack", "application/octet-
 _PUT: Final = partial(records.write, merges=False)
 _PATCH: Final = partial(records.write, merges=True)
 _MATCH: Final = 'If-Match: "VERSION" is a condition'
-_EVENTS: Final = "Changes as server-sent events; Last-Event-ID resumes."
+_CHANGES: Final = "Changes as server-sent events; Last-Event-ID resumes."
 _WRITES: Final = {"ttl": "the lifetime, such as 10m or 90s; none: the topic's default"}
 CALLS: Final = (
     Call("/v1/topics", "GET", "The topics and views that the caller may see.", records.topics, {}),
@@ -98,32 +96,19 @@ CALLS: Final = (
     Call(_RECORDS, "POST", "Publish each line of the body.", loads.load, loads.LOAD, loads.TYPES),
     Call(_TOPIC + "/count", "GET", "The number of records that match.", records.count, records.COUNT),
     Call(_TOPIC + "/groups", "GET", "A result for each group of records.", records.groups, records.GROUPS),
-    Call(_TOPIC + "/changes", "GET", _EVENTS, None, events.EVENTS, answer="text/event-stream"),
+    Call(_TOPIC + "/changes", "GET", _CHANGES, None, EVENTS, answer="text/event-stream"),
 )
 """All that it answers; the description in OpenAPI and the page /docs are made of it."""
-
-
-class Door:
-    """Owns the clients and the streams of events."""
-
-    def __init__(self, options: Options) -> None:
-        self.callers = Callers(options.connect)
-        self.events = Events(self.callers, listeners_max=options.event_streams_max)
-
-    async def close(self) -> None:
-        """Ends the streams, and closes the clients."""
-        await self.events.close()
-        await self.callers.close()
 
 
 class _Endpoint:
     """Answers one path: finds the call by its method, and its client by the token of the request."""
 
-    def __init__(self, door: Door, calls: Sequence[Call]) -> None:
-        self._door = door
+    def __init__(self, events: Events, calls: Sequence[Call]) -> None:
+        self._events = events
         self._handlers = {call.method: call.handler for call in calls}
-        if "GET" in self._handlers and self._handlers["GET"] is not None:
-            self._handlers["HEAD"] = self._handlers["GET"]
+        if get := self._handlers.get("GET"):
+            self._handlers["HEAD"] = get
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -132,10 +117,10 @@ class _Endpoint:
                 message = f"{request.method}: this address knows {', '.join(self._handlers)}"
                 raise Refused(405, message, reason="METHOD_NOT_ALLOWED")
             handler, token = self._handlers[request.method], token_of(request)
-            async with self._door.callers.client(token) as client:
+            async with self._events.callers.client(token) as client:
                 if handler is None:
-                    async with self._door.events.changes(request, token) as events:
-                        await events(scope, receive, send)
+                    async with self._events.changes(request, token) as stream:
+                        await stream(scope, receive, send)
                 else:
                     response = await handler(request, client)
                     await response(scope, receive, send)
@@ -192,7 +177,7 @@ class _Guard:
         return None
 
 
-def app_of(door: Door, options: Options) -> ASGIApp:
+def app_of(events: Events, options: Options) -> ASGIApp:
     """The application for a server of ASGI."""
 
     @asynccontextmanager
@@ -200,7 +185,7 @@ def app_of(door: Door, options: Options) -> ASGIApp:
         try:
             yield
         finally:
-            await door.close()
+            await events.callers.close()
 
     async def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "the only kind that this is registered for"
@@ -208,7 +193,7 @@ def app_of(door: Door, options: Options) -> ASGIApp:
 
     async def health(request: Request) -> Response:
         try:
-            async with door.callers.client(None) as client:
+            async with events.callers.client(None) as client:
                 await client.whoami()
         except Unavailable as error:
             return problems.response(error)
@@ -216,16 +201,14 @@ def app_of(door: Door, options: Options) -> ASGIApp:
             pass  # a server that refuses is there
         return problems.answer({"status": "ok"})
 
-    described = msgspec.json.encode(description())
-
     async def openapi(request: Request) -> Response:
-        return Response(described, media_type="application/json")
+        return problems.answer(description())
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(page())
 
     paths = {call.path: [one for one in CALLS if one.path == call.path] for call in CALLS}
-    routes = [Route(path.replace("{key}", "{key:path}"), _Endpoint(door, calls)) for path, calls in paths.items()]
+    routes = [Route(path.replace("{key}", "{key:path}"), _Endpoint(events, calls)) for path, calls in paths.items()]
     routes += [Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed}, lifespan=life)
     app.router.redirect_slashes = False
@@ -249,9 +232,9 @@ def run(options: Options, ready: Callable[[str], None]) -> None:
     with sockets.create_server((options.host, options.port), family=family, backlog=1_024) as listener:
         if hasattr(sockets, "TCP_USER_TIMEOUT"):
             listener.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, UNREAD_SECONDS_MAX * 1_000)
-        door = Door(options)
+        events = Events(Callers(options.connect))
         config = uvicorn.Config(
-            app_of(door, options),
+            app_of(events, options),
             log_level="error",
             access_log=False,  # addresses hold filters and keys
             proxy_headers=False,
@@ -267,18 +250,18 @@ def run(options: Options, ready: Callable[[str], None]) -> None:
         config.load()  # so that a certificate that is none ends it before it says that it serves
         shown = f"[{options.host}]" if ":" in options.host else options.host
         ready(f"{'https' if options.certificate else 'http'}://{shown}:{listener.getsockname()[1]}")
-        _Server(config, door).run(sockets=[listener])
+        _Server(config, events).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Ends the streams of events first: an open one would hold the end up."""
 
-    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, events: Events) -> None:
         super().__init__(config)
-        self._door = door
+        self._events = events
 
     async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
-        await self._door.events.close()
+        await self._events.close()
         await super().shutdown(sockets)
 
 

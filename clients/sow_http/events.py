@@ -128,8 +128,10 @@ class Followed:
         self.ended = last
         self._wake()
 
-    async def pieces(self, listener: Listener) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, listener: Listener, head: bytes = b"") -> AsyncGenerator[bytes, None]:
         """The bytes for one client. Each piece ends with a whole event."""
+        if head:
+            yield head
         while True:
             while listener.at < self.end:
                 if listener.at < self._first:
@@ -161,12 +163,9 @@ class Followed:
 class Events:
     """Owns the subscriptions."""
 
-    def __init__(
-        self, callers: Callers, *, listeners_max: int = LISTENERS_MAX, heartbeat_seconds: float = HEARTBEAT_SECONDS
-    ) -> None:
-        self._callers = callers
+    def __init__(self, callers: Callers, *, listeners_max: int = LISTENERS_MAX) -> None:
+        self.callers = callers
         self._listeners_max = listeners_max
-        self._heartbeat = heartbeat_seconds
         self._streams = 0
         self._followed: dict[_Asked, dict[Followed, asyncio.Task[None]]] = {}
         self._opening: dict[_Asked, asyncio.Lock] = {}
@@ -192,13 +191,9 @@ class Events:
             # An event of only an id is not dispatched, and yet a browser shows it when it connects again.
             head = RETRY + _mark(followed.position if after is None else "")
 
-            async def sent() -> AsyncGenerator[bytes, None]:
-                yield head
-                async for piece in followed.pieces(listener):
-                    yield piece
-
+            through = {"X-Accel-Buffering": "no"}  # nginx would hold events back
             try:
-                yield StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+                yield StreamingResponse(followed.pieces(listener, head), 200, through, "text/event-stream")
             finally:
                 if followed.leave(listener) and (task := self._followed.get(asked, {}).get(followed)):
                     task.cancel()
@@ -224,7 +219,7 @@ class Events:
         token, topic, filter_text, _, select, snapshot = asked
         parameters = arguments.parameters()
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._callers.client(token))
+            client = await stack.enter_async_context(self.callers.client(token))
 
             async def opened(*, sow: bool) -> AsyncSubscription:
                 follow: Callable[..., AsyncSubscription] = client.sow_and_subscribe if sow else client.subscribe
@@ -259,7 +254,7 @@ class Events:
         last = b""
         try:
             async with stack:
-                async for changes in followed.subscription.batches(timeout=self._heartbeat):
+                async for changes in followed.subscription.batches(timeout=HEARTBEAT_SECONDS):
                     if changes:
                         await followed.tell(b"".join(map(event, changes)), changes[-1].bookmark or "")
                     else:
