@@ -195,7 +195,8 @@ class Events:
             try:
                 yield StreamingResponse(followed.pieces(listener, head), 200, through, "text/event-stream")
             finally:
-                if followed.leave(listener) and (task := self._followed.get(asked, {}).get(followed)):
+                # Nobody joins what ends: it leaves the list now, and not once its task has ended.
+                if followed.leave(listener) and (task := self._followed.get(asked, {}).pop(followed, None)):
                     task.cancel()
         finally:
             self._streams -= 1
@@ -263,9 +264,9 @@ class Events:
         except SowError as error:
             last = problem(error)
         finally:
-            del self._followed[asked][followed]
-            if not self._followed[asked]:
-                del self._followed[asked]
+            self._followed.get(asked, {}).pop(followed, None)
+            if not self._followed.get(asked):
+                self._followed.pop(asked, None)
             followed.finish(last)
 
     async def close(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from sow_http import events
 from sow_http.events import Events, Followed, Listener
@@ -192,12 +194,67 @@ def test_many_listeners_are_woken_in_turns_of_a_tenth_of_a_second(monkeypatch: p
     run(life)
 
 
+class Followable(Subscription):
+    """A subscription without changes."""
+
+    async def open(self) -> None:
+        """It stands at once."""
+
+    async def close(self) -> None:
+        """It takes a while."""
+        await asyncio.sleep(0)
+
+    async def batches(self, **_: float) -> AsyncGenerator[list[object], None]:
+        yield await asyncio.Event().wait()  # type: ignore[misc]  # never
+
+
+class Client:
+    """A client, and whoever lends it."""
+
+    def __init__(self) -> None:
+        self.made: list[Followable] = []
+
+    @asynccontextmanager
+    async def client(self, token: str | None) -> AsyncIterator[Client]:
+        yield self
+
+    def subscribe(self, *_: object, **__: object) -> Followable:
+        self.made.append(Followable())
+        return self.made[-1]
+
+
+def test_nobody_joins_a_stream_whose_last_listener_has_just_gone() -> None:
+    async def life() -> None:
+        client = Client()
+        opened = Events(client)  # type: ignore[arg-type]  # it lends itself
+        async with opened.changes(request(), None):
+            async with opened.changes(request(), None):
+                assert len(client.made) == 1
+        async with opened.changes(request(), None) as response:
+            assert len(client.made) == 2
+            assert isinstance(response, StreamingResponse)
+            pieces = aiter(response.body_iterator)
+            assert (await anext(pieces)) == b"retry: 2000\nid: e.1\n: \n\n"
+            for _ in range(5):
+                await asyncio.sleep(0)
+            following = asyncio.ensure_future(anext(pieces))
+            await asyncio.sleep(0)
+            assert not following.done(), "the end of the first one is not its end"
+            await opened.close()
+            assert await following == b""
+
+    run(life)
+
+
+def request() -> Request:
+    return Request({"type": "http", "query_string": b"", "headers": [], "path_params": {"topic": "x"}})
+
+
 def test_no_more_streams_are_opened_than_are_allowed() -> None:
     async def life() -> None:
         many = Events(SimpleNamespace(), listeners_max=0)  # type: ignore[arg-type]  # nobody is asked
-        scope = {"type": "http", "query_string": b"", "headers": [], "path_params": {"topic": "x"}}
         with pytest.raises(Refused) as refused:
-            async with many.changes(Request(scope), None):
+            async with many.changes(request(), None):
                 pass
         assert (refused.value.status, refused.value.reason) == (503, "OVERLOADED")
 
