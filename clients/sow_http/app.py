@@ -7,17 +7,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import unquote_to_bytes, urlsplit
 
-import msgspec
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,16 +29,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sow_client import AsyncClient, SowError, Unavailable, __version__
 from sow_client._channel import is_local
-from sow_http import events, loads, problems, records
+from sow_http import loads, problems, records
 from sow_http.callers import Callers, Connect, token_of
-from sow_http.events import Events
+from sow_http.events import EVENTS, Events
 from sow_http.problems import Refused
 
 CONNECTIONS_MAX: Final = 4_000
 STOP_SECONDS: Final = 3
+HEAD_BYTES_MAX: Final = 64 * 1024
+HEAD_SECONDS: Final = 20
+"""A client that has not sent the head of a request by then, or the rest of a body that is refused, loses its
+connection."""
 UNREAD_SECONDS_MAX: Final = 60
 """A client that takes nothing of what was sent for so long loses its connection, on Linux."""
 _Handler: TypeAlias = Callable[[Request, AsyncClient], Awaitable[Response]]
@@ -55,7 +62,6 @@ class Options:
     key: Path | None = None
     origins: tuple[str, ...] = ()
     """The pages that may call from a browser, as `Origin` names them."""
-    event_streams_max: int = events.LISTENERS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,90 +71,65 @@ class Call:
     path: str
     method: str
     summary: str
-    handler: _Handler | None
-    """None: the stream of events."""
+    handler: _Handler | None  # None: the stream of events
     arguments: Mapping[str, str]
-    body: Sequence[str] = ()
-    """The types of a body."""
+    body: Sequence[str] = ()  # the types of a body
     answer: str = "application/json"
 
 
-_RECORDS: Final = "/v1/topics/{topic}/records"
+_TOPIC: Final = "/v1/topics/{topic}"
+_RECORDS: Final = _TOPIC + "/records"
 _RECORD: Final = _RECORDS + "/{key}"
 _BODIES: Final = ("application/json", "application/msgpack", "application/octet-stream", "text/plain")
+_PUT: Final = partial(records.write, merges=False)
+_PATCH: Final = partial(records.write, merges=True)
+_MATCH: Final = 'If-Match: "VERSION" is a condition'
+_CHANGES: Final = "Changes as server-sent events; Last-Event-ID resumes."
 _WRITES: Final = {"ttl": "the lifetime, such as 10m or 90s; none: the topic's default"}
 CALLS: Final = (
     Call("/v1/topics", "GET", "The topics and views that the caller may see.", records.topics, {}),
     Call(_RECORD, "GET", "The payload of a record. ETag is its version.", records.get, {}, answer="*/*"),
-    Call(
-        _RECORD,
-        "PUT",
-        'Publish a record. If-None-Match: * and If-Match: "VERSION" are conditions.',
-        records.put,
-        _WRITES,
-        _BODIES,
-    ),
-    Call(_RECORD, "PATCH", "Merge fields into a record.", records.patch, _WRITES, _BODIES),
-    Call(_RECORD, "DELETE", 'Delete a record. If-Match: "VERSION" is a condition.', records.delete, {}),
+    Call(_RECORD, "PUT", f"Publish a record. {_MATCH}, as is If-None-Match: *.", _PUT, _WRITES, _BODIES),
+    Call(_RECORD, "PATCH", "Merge fields into a record.", _PATCH, _WRITES, _BODIES),
+    Call(_RECORD, "DELETE", f"Delete a record. {_MATCH}.", records.delete, {}),
     Call(_RECORDS, "GET", "The live records that match, of one instant.", records.query, records.QUERY),
     Call(_RECORDS, "POST", "Publish each line of the body.", loads.load, loads.LOAD, loads.TYPES),
-    Call("/v1/topics/{topic}/count", "GET", "The number of records that match.", records.count, records.COUNT),
-    Call("/v1/topics/{topic}/groups", "GET", "A result for each group of records.", records.groups, records.GROUPS),
-    Call(
-        "/v1/topics/{topic}/changes",
-        "GET",
-        "Changes as server-sent events; Last-Event-ID resumes.",
-        None,
-        events.EVENTS,
-        answer="text/event-stream",
-    ),
+    Call(_TOPIC + "/count", "GET", "The number of records that match.", records.count, records.COUNT),
+    Call(_TOPIC + "/groups", "GET", "A result for each group of records.", records.groups, records.GROUPS),
+    Call(_TOPIC + "/changes", "GET", _CHANGES, None, EVENTS, answer="text/event-stream"),
 )
 """All that it answers; the description in OpenAPI and the page /docs are made of it."""
-
-
-class Door:
-    """Owns the clients and the streams of events."""
-
-    def __init__(self, options: Options) -> None:
-        self.callers = Callers(options.connect)
-        self.events = Events(self.callers, listeners_max=options.event_streams_max)
-
-    async def close(self) -> None:
-        """Ends the streams, and closes the clients."""
-        await self.events.close()
-        await self.callers.close()
 
 
 class _Endpoint:
     """Answers one path: finds the call by its method, and its client by the token of the request."""
 
-    def __init__(self, door: Door, calls: Sequence[Call]) -> None:
-        self._door = door
+    def __init__(self, events: Events, calls: Sequence[Call]) -> None:
+        self._events = events
         self._handlers = {call.method: call.handler for call in calls}
-        if "GET" in self._handlers and self._handlers["GET"] is not None:
-            self._handlers["HEAD"] = self._handlers["GET"]
+        if get := self._handlers.get("GET"):
+            self._handlers["HEAD"] = get
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method not in self._handlers:
-            known = ", ".join(self._handlers)
-            refused = Refused(405, f"{request.method}: this address knows {known}", reason="METHOD_NOT_ALLOWED")
-            await problems.response(refused, {"allow": known})(scope, receive, send)
-            return
-        handler = self._handlers[request.method]
         try:
-            token = token_of(request)
-            async with self._door.callers.client(token) as client:
+            if request.method not in self._handlers:
+                message = f"{request.method}: this address knows {', '.join(self._handlers)}"
+                raise Refused(405, message, reason="METHOD_NOT_ALLOWED")
+            handler, token = self._handlers[request.method], token_of(request)
+            async with self._events.callers.client(token) as client:
                 if handler is None:
-                    response = await self._door.events.changes(request, token)
+                    async with self._events.changes(request, token) as stream:
+                        await stream(scope, receive, send)
                 else:
                     response = await handler(request, client)
-                await response(scope, receive, send)
+                    await response(scope, receive, send)
         except SowError as error:
             # One that comes later breaks the answer off (records [1]): uvicorn ends the connection.
             if scope.get("sow.begun"):
                 raise
-            await problems.response(error)(scope, receive, send)
+            allow = {"Allow": ", ".join(self._handlers)} if problems.status_of(error) == 405 else {}
+            await problems.response(error, headers=allow)(scope, receive, send)
 
 
 class _Guard:
@@ -173,17 +154,14 @@ class _Guard:
                 headers["Cache-Control"] = "no-store"
             await send(message)
 
-        if (refused := self._refusal(scope)) is not None:
-            answer = problems.response(refused)
-            answer.headers["Connection"] = "close"
-            await answer(scope, receive, with_headers)
-            return
-        await self._app(scope, receive, with_headers)
+        refused = self._refusal(scope)
+        answer = self._app if refused is None else problems.response(refused, headers={"Connection": "close"})
+        await answer(scope, receive, with_headers)
 
     def _refusal(self, scope: Scope) -> Refused | None:
         headers = Headers(scope=scope)
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
-        if len(hosts) != 1 or (self._hosts and _name(hosts[0]) not in self._hosts):
+        if len(hosts) != 1 or (self._hosts and re.sub(r":\d*$", "", hosts[0]).lower() not in self._hosts):
             return Refused(403, "Host: this door is not known under that name", reason="HOST_UNKNOWN", field="Host")
         own = f"{scope['scheme']}://{hosts[0].lower()}"
         if any(origin.lower() not in (own, *self._origins) and "*" not in self._origins for origin in origins):
@@ -199,7 +177,7 @@ class _Guard:
         return None
 
 
-def app_of(door: Door, options: Options) -> ASGIApp:
+def app_of(events: Events, options: Options) -> ASGIApp:
     """The application for a server of ASGI."""
 
     @asynccontextmanager
@@ -207,7 +185,7 @@ def app_of(door: Door, options: Options) -> ASGIApp:
         try:
             yield
         finally:
-            await door.close()
+            await events.callers.close()
 
     async def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "the only kind that this is registered for"
@@ -215,7 +193,7 @@ def app_of(door: Door, options: Options) -> ASGIApp:
 
     async def health(request: Request) -> Response:
         try:
-            async with door.callers.client(None) as client:
+            async with events.callers.client(None) as client:
                 await client.whoami()
         except Unavailable as error:
             return problems.response(error)
@@ -223,16 +201,14 @@ def app_of(door: Door, options: Options) -> ASGIApp:
             pass  # a server that refuses is there
         return problems.answer({"status": "ok"})
 
-    described = msgspec.json.encode(description())
-
     async def openapi(request: Request) -> Response:
-        return Response(described, media_type="application/json")
+        return problems.answer(description())
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(page())
 
     paths = {call.path: [one for one in CALLS if one.path == call.path] for call in CALLS}
-    routes = [Route(_pattern(path), _Endpoint(door, calls)) for path, calls in paths.items()]
+    routes = [Route(path.replace("{key}", "{key:path}"), _Endpoint(events, calls)) for path, calls in paths.items()]
     routes += [Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed}, lifespan=life)
     app.router.redirect_slashes = False
@@ -256,14 +232,16 @@ def run(options: Options, ready: Callable[[str], None]) -> None:
     with sockets.create_server((options.host, options.port), family=family, backlog=1_024) as listener:
         if hasattr(sockets, "TCP_USER_TIMEOUT"):
             listener.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_USER_TIMEOUT, UNREAD_SECONDS_MAX * 1_000)
-        door = Door(options)
+        events = Events(Callers(options.connect))
         config = uvicorn.Config(
-            app_of(door, options),
+            app_of(events, options),
             log_level="error",
             access_log=False,  # addresses hold filters and keys
             proxy_headers=False,
             server_header=False,
             ws="none",
+            http=_Protocol,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=STOP_SECONDS,
             ssl_certfile=options.certificate,
@@ -272,28 +250,48 @@ def run(options: Options, ready: Callable[[str], None]) -> None:
         config.load()  # so that a certificate that is none ends it before it says that it serves
         shown = f"[{options.host}]" if ":" in options.host else options.host
         ready(f"{'https' if options.certificate else 'http'}://{shown}:{listener.getsockname()[1]}")
-        _Server(config, door).run(sockets=[listener])
+        _Server(config, events).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Ends the streams of events first: an open one would hold the end up."""
 
-    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, events: Events) -> None:
         super().__init__(config)
-        self._door = door
+        self._events = events
 
     async def shutdown(self, sockets: list[sockets.socket] | None = None) -> None:
-        await self._door.events.close()
+        await self._events.close()
         await super().shutdown(sockets)
 
 
-def _name(host: str) -> str:
-    """The host of an authority, without its port."""
-    return re.sub(r":\d*$", "", host).lower()
+class _Protocol(H11Protocol):
+    """Bounds the wait for a client that owes the head of a request, or a body that nobody reads; `arguments` bounds
+    that for a body that is read."""
 
+    _late: asyncio.TimerHandle | None = None
 
-def _pattern(path: str) -> str:
-    return path.replace("{key}", "{key:path}")
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as that of uvicorn
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._wait(owed=False)
+
+    def _wait(self, *, owed: bool | None = None) -> None:
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        if owed is None:
+            owed = theirs is h11.IDLE or (theirs is h11.SEND_BODY and ours is h11.DONE)
+        if self._late is not None and not owed:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and owed:
+            self._late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
 
 
 def is_origin(text: str) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 
 from sow_client._grouping import divided
+from sow_client._keys import KeyField
 from sow_client._parameters import Parameters, parameters_of
 from sow_http.problems import Refused
 
 BODY_SECONDS: Final = 30
 """The longest wait for the next piece of a body."""
+WHOLE_BODY_SECONDS: Final = 120
+"""The longest time for the body of one record. A load may take as long as lines come."""
 INTEGER_DIGITS_MAX: Final = 18
 
 
@@ -38,21 +41,14 @@ class Arguments:
         """The values between commas, of all that are given; None: there is none."""
         return [part for value in self._given.getlist(name) for part in divided(value) if part] or None
 
-    def number(self, name: str, *, least: int = 0) -> int | None:
+    def number(self, name: str) -> int | None:
         """A whole number; None: it is absent."""
         text = self.text(name)
         if text is None:
             return None
-        if not text.isdecimal() or len(text) > INTEGER_DIGITS_MAX or int(text) < least:
-            raise Refused(400, f"{name}: {text!r} is no whole number of at least {least}", field=name)
+        if not text.isdecimal() or len(text) > INTEGER_DIGITS_MAX:
+            raise Refused(400, f"{name}: {text!r} is no whole number of at least 0", field=name)
         return int(text)
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """true or false."""
-        text = self.text(name)
-        if text not in (None, "true", "false"):
-            raise Refused(400, f"{name}: {text!r} is neither true nor false", field=name)
-        return default if text is None else text == "true"
 
     def one_of(self, name: str, values: Collection[str], default: str) -> str:
         """One of these texts."""
@@ -76,6 +72,13 @@ def version_of(request: Request, header: str) -> int | None:
     if not version.isdecimal() or not 0 < len(version) <= INTEGER_DIGITS_MAX + 1:
         raise Refused(400, f'{header}: {text!r} is not the ETag of a record, such as "17"', field=header)
     return int(version)
+
+
+def key_field(document: object, path: str) -> KeyField | None:
+    """The value at a path, such as /a/b, that can be a key, or None."""
+    for part in path.strip("/").split("/"):
+        document = document.get(part) if isinstance(document, Mapping) else None
+    return document if isinstance(document, str | int | float | bool) else None
 
 
 def media_type(request: Request) -> str:
@@ -108,10 +111,15 @@ async def body(request: Request, bytes_max: int) -> bytes:
         raise too_large
     made = bytearray()
     try:
-        async for piece in pieces(request):
-            made += piece
-            if len(made) > bytes_max:
-                raise too_large
+        async with asyncio.timeout(WHOLE_BODY_SECONDS):
+            async for piece in pieces(request):
+                made += piece
+                if len(made) > bytes_max:
+                    raise too_large
+    except TimeoutError:
+        raise Refused(
+            408, f"body: it takes more than {WHOLE_BODY_SECONDS} s", reason="BODY_CUT", field="body"
+        ) from None
     except ClientDisconnect:
         raise Refused(400, "body: it was cut; nothing was written", reason="BODY_CUT", field="body") from None
     return bytes(made)

@@ -50,12 +50,11 @@ class Callers:
             caller.uses -= 1
 
     async def _make_room(self) -> None:
-        if len(self._callers) < CALLERS_MAX:
-            return
-        idle = next((token for token, caller in self._callers.items() if not caller.uses), self)
-        if isinstance(idle, Callers):
-            raise Refused(503, f"{CALLERS_MAX} callers are at work already; try again in a while", reason="OVERLOADED")
-        await self._callers.pop(idle).client.close()
+        if len(self._callers) >= CALLERS_MAX:
+            idle = [token for token, caller in self._callers.items() if not caller.uses]
+            if not idle:
+                raise Refused(503, f"{CALLERS_MAX} callers are at work; try again in a while", reason="OVERLOADED")
+            await self._callers.pop(idle[0]).client.close()
 
     async def close(self) -> None:
         """Closes all clients."""

@@ -3,18 +3,18 @@
 [1]  A subscription is shared only between requests with the same token: each sees what its own token may see.
 [2]  The id of an event is the bookmark after it: a client that shows it again misses nothing, and has nothing twice.
      Events inside an atomic request have no id; the last one has it.
-[3]  A listener that does not read delays nobody: it holds at most `WAITING_BYTES_MAX`, then a sentence ends it.
-[4]  The pause between two pieces grows with the number of listeners, so that their cost has a bound.
+[3]  An event is encoded once, into the log of its subscription, and a listener is a place in there. One whose place is
+     not kept any more is ended with a sentence. So a listener that does not read delays nobody, and holds one piece.
+[4]  A subscription waits for the fastest of its listeners: one that is alone gets a snapshot of any size at its pace.
+[5]  The pause between two pieces grows with the number of listeners, so that their cost has a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
@@ -30,11 +30,13 @@ from sow_http.problems import Refused
 from sow_http.records import shown
 
 LISTENERS_MAX: Final = 2_000
-WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-KEPT_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of the newest events, which a subscription keeps for listeners that come back."""
+LOG_BYTES_MAX: Final = 1024 * 1024
+"""The newest events of a subscription, also for listeners that come back; an event that is larger is kept whole."""
+PIECE_BYTES: Final = 128 * 1024
+"""A listener gets so much at once, and its last event whole."""
 HEARTBEAT_SECONDS: Final = 10.0
-RETRY_MILLISECONDS: Final = 2_000
+RETRY: Final = b"retry: 2000\n"
+"""Milliseconds after which a browser connects again."""
 PAUSE_SECONDS_PER_LISTENER: Final = 0.000_1
 PAUSE_SECONDS_MAX: Final = 0.1
 INTERRUPTION_SECONDS_MAX: Final = 60.0
@@ -46,100 +48,131 @@ EVENTS: Final = {
     "snapshot": "true: first the present records, each as sow, then snapshot_end",
     "after": "a bookmark, as the header Last-Event-ID has it: go on behind it",
 }
-_Asked: TypeAlias = tuple[str | None, str, str | None, str | None, tuple[str, ...]]
-"""The token, the topic, the filter, its parameters, and the fields: all that makes one subscription another."""
-
-
-class Listener:
-    """Owns the bytes that wait for one client."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[bytes] = deque()
-        self._bytes = 0
-        self._more = asyncio.Event()
-        self._ended = False
-
-    def give(self, piece: bytes) -> bool:
-        """Takes a piece; False: the listener has fallen too far behind, and is ended ([3])."""
-        if self._bytes + len(piece) > WAITING_BYTES_MAX and self._waiting:
-            self._waiting.clear()
-            behind = f"more than {WAITING_BYTES_MAX} bytes wait for this client; connect again to go on"
-            self.end(problem(ResourceExhausted(behind, reason="LISTENER_BEHIND")))
-            return False
-        self._waiting.append(piece)
-        self._bytes += len(piece)
-        self._more.set()
-        return True
-
-    def end(self, last: bytes = b"") -> None:
-        """Ends the stream behind what waits."""
-        self._waiting.append(last)
-        self._ended = True
-        self._more.set()
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """The bytes for the client; all that wait in one piece."""
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            piece = b"".join(self._waiting) if len(self._waiting) != 1 else self._waiting[0]
-            self._waiting.clear()
-            self._bytes = 0
-            if piece:
-                yield piece
-            if self._ended and not self._waiting:
-                return
+_Asked: TypeAlias = tuple[str | None, str, str | None, str | None, tuple[str, ...], bool]
+"""The token, the topic, the filter, its parameters, the fields, and the wish for a snapshot: all that makes one
+subscription another."""
 
 
 @dataclass(slots=True, eq=False)
-class _Followed:
-    """One subscription, its newest events, and its listeners."""
+class Listener:
+    """The place in the log of what a client gets next."""
 
-    subscription: AsyncSubscription
-    position: str
-    """The bookmark behind the newest piece; "": inside the snapshot or before it."""
-    listeners: set[Listener] = field(default_factory=set)
-    kept: deque[tuple[str, bytes]] = field(default_factory=deque)
-    """The newest pieces, each with the bookmark before it."""
-    kept_bytes: int = 0
+    at: int = 0
 
-    def since(self, bookmark: str | None) -> bytes | None:
-        """The events behind a bookmark, None: those from now on. Returns None where they are not kept."""
-        if bookmark is None or bookmark == self.position:
-            return b"" if self.position else None
-        for number, (before, _) in enumerate(reversed(self.kept), 1):
-            if before == bookmark:
-                return b"".join(piece for _, piece in islice(self.kept, len(self.kept) - number, None))
-        return None
 
-    def tell(self, before: str, piece: bytes) -> None:
-        self.kept.append((before, piece))
-        self.kept_bytes += len(piece)
-        while self.kept_bytes > KEPT_BYTES_MAX:
-            self.kept_bytes -= len(self.kept.popleft()[1])
-        self.spread(piece)
+class Followed:
+    """Owns the log of one subscription, and the places of its listeners."""
 
-    def spread(self, piece: bytes) -> None:
-        for listener in [one for one in self.listeners if not one.give(piece)]:
-            self.listeners.discard(listener)
+    def __init__(self, subscription: AsyncSubscription, after: str | None, missed: bytes = b"") -> None:
+        self.subscription = subscription
+        self.position = subscription.bookmark or ""
+        """The bookmark behind the log; "": inside the snapshot or an atomic request, where nobody can join."""
+        self.ended: bytes | None = None
+        """The last bytes of each stream; None: it goes on."""
+        self._listeners: set[Listener] = set()
+        self._log = bytearray(b"\n" + _mark(after or "") + _mark(self.position))
+        self._first = 0  # the place of the first byte of the log
+        self._cut: tuple[int, int, bytes] = (0, 0, b"")  # the newest piece, and the places that it lies between
+        self._fastest = len(self._log)
+        self._log += missed
+        self._more, self._room = asyncio.Event(), asyncio.Event()
+        self._waking: asyncio.TimerHandle | None = None
+        self._woken = 0.0
+
+    @property
+    def end(self) -> int:
+        return self._first + len(self._log)
+
+    def place(self, bookmark: str | None) -> int | None:
+        """The place behind a bookmark, None: of what comes from now on. Returns None where the log has it not."""
+        if bookmark is None:
+            return self.end if self.position and not self.subscription.behind else None
+        at = self._log.rfind(b"\nid: %s\n" % bookmark.encode())
+        return None if at < 0 else self._first + self._log.index(b"\n\n", at) + 2
+
+    def join(self, at: int | None = None) -> Listener:
+        """A listener from a place on; None: that where the log began."""
+        listener = Listener(self._fastest if at is None else at)
+        self._listeners.add(listener)
+        self._fastest = max(self._fastest, listener.at)
+        return listener
+
+    def leave(self, listener: Listener) -> bool:
+        """True: it was the last one."""
+        self._listeners.discard(listener)
+        self._fastest = max((one.at for one in self._listeners), default=self.end)
+        self._room.set()
+        return not self._listeners
+
+    async def tell(self, piece: bytes, position: str) -> None:
+        """Adds whole events, once there is room ([4])."""
+        while self.end - self._fastest > LOG_BYTES_MAX // 2:
+            self._room.clear()
+            await self._room.wait()
+        self._log += piece
+        self.position = position
+        if (over := len(self._log) - max(LOG_BYTES_MAX, len(piece))) > 0:
+            del self._log[:over]
+            self._first += over
+        if self._waking is None:
+            pause = min(PAUSE_SECONDS_MAX, len(self._listeners) * PAUSE_SECONDS_PER_LISTENER)
+            self._waking = asyncio.get_running_loop().call_at(self._woken + pause, self._wake)
+
+    def _wake(self) -> None:
+        self._waking, self._woken = None, asyncio.get_running_loop().time()
+        self._more.set()
+        self._more.clear()
+
+    def finish(self, last: bytes) -> None:
+        """Ends the streams behind what is in the log."""
+        self.ended = last
+        self._wake()
+
+    async def pieces(self, listener: Listener, head: bytes = b"") -> AsyncGenerator[bytes, None]:
+        """The bytes for one client. Each piece ends with a whole event."""
+        if head:
+            yield head
+        while True:
+            while listener.at < self.end:
+                if listener.at < self._first:
+                    behind = f"{LOG_BYTES_MAX} bytes of newer events have been sent to others; connect again to go on"
+                    yield problem(ResourceExhausted(behind, reason="LISTENER_BEHIND"))
+                    return
+                piece = self._piece(listener.at)
+                listener.at += len(piece)
+                if listener.at > self._fastest:
+                    self._fastest = listener.at
+                    self._room.set()
+                yield piece
+            if self.ended is not None:
+                yield self.ended
+                return
+            await self._more.wait()
+
+    def _piece(self, at: int) -> bytes:
+        if self._cut[:2] != (at, self.end):  # listeners at the same place share it
+            start = at - self._first
+            stop = start + PIECE_BYTES
+            if stop < len(self._log):
+                last = self._log.rfind(b"\n\n", start, stop)
+                stop = (self._log.index(b"\n\n", stop - 1) if last < 0 else last) + 2
+            self._cut = at, self.end, bytes(self._log[start:stop])
+        return self._cut[2]
 
 
 class Events:
     """Owns the subscriptions."""
 
-    def __init__(
-        self, callers: Callers, *, listeners_max: int = LISTENERS_MAX, heartbeat_seconds: float = HEARTBEAT_SECONDS
-    ) -> None:
-        self._callers = callers
+    def __init__(self, callers: Callers, *, listeners_max: int = LISTENERS_MAX) -> None:
+        self.callers = callers
         self._listeners_max = listeners_max
-        self._heartbeat = heartbeat_seconds
-        self._listeners: set[Listener] = set()
-        self._followed: dict[_Asked, list[_Followed]] = {}
+        self._streams = 0
+        self._followed: dict[_Asked, dict[Followed, asyncio.Task[None]]] = {}
         self._opening: dict[_Asked, asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def changes(self, request: Request, token: str | None) -> Response:
-        """The stream of events that a request asks for."""
+    @asynccontextmanager
+    async def changes(self, request: Request, token: str | None) -> AsyncIterator[Response]:
+        """The stream of events that a request asks for; the stream ends with the block."""
         arguments = Arguments(request, EVENTS)
         asked = (
             token,
@@ -147,59 +180,52 @@ class Events:
             arguments.text("filter"),
             arguments.text("params"),
             tuple(arguments.texts("select") or ()),
+            arguments.one_of("snapshot", ("true", "false"), "false") == "true",
         )
         after = request.headers.get("last-event-id") or arguments.text("after")
-        if len(self._listeners) >= self._listeners_max:
+        if self._streams >= self._listeners_max:
             raise Refused(503, f"{self._listeners_max} streams are open already; try again", reason="OVERLOADED")
-        listener = Listener()
-        self._listeners.add(listener)
+        self._streams += 1
         try:
-            snapshot = arguments.flag("snapshot")
-            followed = await self._join(asked, arguments, after, listener, snapshot=snapshot)
-        except BaseException:
-            self._listeners.discard(listener)
-            raise
+            followed, listener = await self._join(asked, arguments, after)
+            # An event of only an id is not dispatched, and yet a browser shows it when it connects again.
+            head = RETRY + _mark(followed.position if after is None else "")
 
-        async def sent() -> AsyncGenerator[bytes, None]:
+            through = {"X-Accel-Buffering": "no"}  # nginx would hold events back
             try:
-                async for piece in listener.pieces():
-                    yield piece
+                yield StreamingResponse(followed.pieces(listener, head), 200, through, "text/event-stream")
             finally:
-                self._listeners.discard(listener)
-                followed.listeners.discard(listener)
-                if not followed.listeners:
-                    await followed.subscription.close()
+                # Nobody joins what ends: it leaves the list now, and not once its task has ended.
+                if followed.leave(listener) and (task := self._followed.get(asked, {}).pop(followed, None)):
+                    task.cancel()
+        finally:
+            self._streams -= 1
 
-        return StreamingResponse(sent(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
-    async def _join(
-        self, asked: _Asked, arguments: Arguments, after: str | None, listener: Listener, *, snapshot: bool
-    ) -> _Followed:
+    async def _join(self, asked: _Asked, arguments: Arguments, after: str | None) -> tuple[Followed, Listener]:
         # One at a time for those that ask for the same: the second one finds what the first one has opened.
         lock = self._opening.setdefault(asked, asyncio.Lock())
         try:
             async with lock:
-                for followed in self._followed.get(asked, ()):
-                    missed = followed.since(after)
-                    if missed is not None and followed.listeners and (after is not None or not snapshot):
-                        return _joined(followed, listener, missed)
-                return await self._open(asked, arguments, after, listener, snapshot=snapshot)
+                if after is not None or not asked[-1]:
+                    for followed in self._followed.get(asked, ()):
+                        if (at := followed.place(after)) is not None:
+                            return followed, followed.join(at)
+                followed = await self._open(asked, arguments, after)
+                return followed, followed.join()
         finally:
             if not lock.locked():
                 self._opening.pop(asked, None)
 
-    async def _open(
-        self, asked: _Asked, arguments: Arguments, after: str | None, listener: Listener, *, snapshot: bool
-    ) -> _Followed:
-        token, topic, filter_text, _, select = asked
+    async def _open(self, asked: _Asked, arguments: Arguments, after: str | None) -> Followed:
+        token, topic, filter_text, _, select, snapshot = asked
         parameters = arguments.parameters()
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._callers.client(token))
+            client = await stack.enter_async_context(self.callers.client(token))
 
-            def made(*, sow: bool) -> AsyncSubscription:
+            async def opened(*, sow: bool) -> AsyncSubscription:
                 follow: Callable[..., AsyncSubscription] = client.sow_and_subscribe if sow else client.subscribe
                 start = {} if sow else {"start": after}
-                return follow(
+                made = follow(
                     topic,
                     filter_text,
                     parameters,
@@ -208,65 +234,47 @@ class Events:
                     retry_for=INTERRUPTION_SECONDS_MAX,
                     **start,
                 )
+                stack.push_async_callback(made.close)
+                await made.open()
+                return made
 
-            subscription, missed = made(sow=snapshot and after is None), b""
             try:
-                await subscription.open()
+                followed = Followed(await opened(sow=snapshot and after is None), after)
             except ResyncRequired:
-                await subscription.close()
                 if not snapshot:
                     raise
                 # All records come anew, so what the client has is void.
-                subscription, missed = made(sow=True), b"event: resync\ndata: {}\n\n"
-                await subscription.open()
-            stack.push_async_callback(subscription.close)
-            followed = _Followed(subscription, subscription.bookmark or "")
-            self._followed.setdefault(asked, []).append(followed)
-            _joined(followed, listener, missed)
-            task = asyncio.create_task(self._follow(asked, followed, stack.pop_all()), name=f"events of {topic}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+                followed = Followed(await opened(sow=True), None, b"event: resync\ndata: {}\n\n")
+            following = self._follow(asked, followed, stack.pop_all())
+            task = asyncio.create_task(following, name=f"events of {topic}")
+            self._followed.setdefault(asked, {})[followed] = task
             return followed
 
-    async def _follow(self, asked: _Asked, followed: _Followed, stack: AsyncExitStack) -> None:
-        """Tells the events of a subscription to its listeners, until the last one has gone."""
+    async def _follow(self, asked: _Asked, followed: Followed, stack: AsyncExitStack) -> None:
+        """Tells the events of a subscription to its listeners, until it is cancelled, as the last one has gone."""
         last = b""
         try:
             async with stack:
-                async for changes in followed.subscription.batches(timeout=self._heartbeat):
-                    if not changes:
-                        followed.position = followed.subscription.bookmark or followed.position
-                        followed.spread(_mark(followed.position))
-                        continue
-                    before = followed.position
-                    piece = b"".join(map(event, changes))
-                    # Inside a snapshot and an atomic request there is no bookmark, so nobody can join there.
-                    followed.position = changes[-1].bookmark or ""
-                    followed.tell(before, piece)
-                    await asyncio.sleep(min(PAUSE_SECONDS_MAX, len(followed.listeners) * PAUSE_SECONDS_PER_LISTENER))
+                async for changes in followed.subscription.batches(timeout=HEARTBEAT_SECONDS):
+                    if changes:
+                        await followed.tell(b"".join(map(event, changes)), changes[-1].bookmark or "")
+                    else:
+                        position = followed.subscription.bookmark or followed.position
+                        await followed.tell(_mark(position), position)
         except SowError as error:
             last = problem(error)
         finally:
-            self._followed[asked].remove(followed)
-            if not self._followed[asked]:
-                del self._followed[asked]
-            for listener in followed.listeners:
-                listener.end(last)
+            self._followed.get(asked, {}).pop(followed, None)
+            if not self._followed.get(asked):
+                self._followed.pop(asked, None)
+            followed.finish(last)
 
     async def close(self) -> None:
         """Ends all streams, so that their clients connect again elsewhere or later."""
-        for followed in [one for several in self._followed.values() for one in several]:
-            await followed.subscription.close()
-        if self._tasks:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*self._tasks, return_exceptions=True), 1)
-
-
-def _joined(followed: _Followed, listener: Listener, missed: bytes) -> _Followed:
-    # An event of only an id is not dispatched, and yet a browser shows it when it connects again.
-    listener.give(b"retry: %d\n" % RETRY_MILLISECONDS + _mark(followed.position if not missed else "") + missed)
-    followed.listeners.add(listener)
-    return followed
+        tasks = [task for several in self._followed.values() for task in several.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _mark(bookmark: str) -> bytes:

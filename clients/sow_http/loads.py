@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from sow_client import AsyncClient, SowError
 from sow_client._documents import decode
+from sow_client._keys import KeyField
 from sow_client._publish_columns import PAYLOAD_BYTES_MAX
 from sow_client.errors import PublishFailed, Refusal
 from sow_http import problems
-from sow_http.arguments import Arguments, media_type, pieces
+from sow_http.arguments import Arguments, key_field, media_type, pieces
 from sow_http.problems import Refused
 
 TYPES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json")
@@ -34,8 +35,8 @@ LOAD: Final = {
 _LOG: Final = logging.getLogger("sow_http")
 
 
-class _Load:
-    """Counts the lines, and remembers the refused ones."""
+class Lines:
+    """Counts lines, and remembers the refused ones."""
 
     def __init__(self) -> None:
         self.lines = 0
@@ -47,18 +48,20 @@ class _Load:
 
     async def take(self, request: Request) -> AsyncGenerator[bytes, None]:
         """The lines of the body that are not empty."""
-        left = b""
+        left = bytearray()
         async for piece in pieces(request):
-            *whole, left = (left + piece).split(b"\n")
-            for line in whole:
-                if self._takes(line):
-                    yield line
+            left += piece
+            if b"\n" in piece:  # else a long line would be copied for each piece of it
+                *whole, left = left.split(b"\n")
+                for line in whole:
+                    if self._takes(line):
+                        yield bytes(line)
             if len(left) > PAYLOAD_BYTES_MAX:
                 raise self._too_large()
         if left and self._takes(left):
-            yield left
+            yield bytes(left)
 
-    def _takes(self, line: bytes) -> bool:
+    def _takes(self, line: bytearray) -> bool:
         if len(line) > PAYLOAD_BYTES_MAX:
             raise self._too_large()
         self.lines += 1
@@ -89,7 +92,7 @@ async def load(request: Request, client: AsyncClient) -> Response:
         given = media_type(request) or "none"
         raise Refused(415, f"Content-Type: {given} is none of {', '.join(TYPES)}", field="Content-Type")
     topic, key_path = request.path_params["topic"], arguments.text("key")
-    lines = _Load()
+    lines = Lines()
     ended: SowError | None = None
     publisher = client.publisher(topic, ttl=arguments.text("ttl"), on_refusal=lines.refuse)
     try:
@@ -123,14 +126,12 @@ async def load(request: Request, client: AsyncClient) -> Response:
     return problems.response(ended, told)
 
 
-def _key(line: bytes, path: str, number: int) -> str | int | float | bool:
+def _key(line: bytes, path: str, number: int) -> KeyField:
     try:
-        value: object = decode(line)
+        value = key_field(decode(line), path)
     except ValueError as error:
         raise Refused(422, f"line {number}: {error}", reason="PAYLOAD_MALFORMED", field="body") from None
-    for part in path.strip("/").split("/"):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    if not isinstance(value, str | int | float | bool):
+    if value is None:
         text = f"line {number}: it has no {path} that could be a key; lines before it are published"
         raise Refused(422, text, reason="KEY_FIELD_MISSING", field="key")
     return value

@@ -32,10 +32,8 @@ _BY_CLASS: Final[Mapping[type[errors.SowError], int]] = {
     errors.Unavailable: 503,
     errors.Cancelled: 503,
     errors.DeadlineExceeded: 504,
-    errors.DataLoss: 500,
-    errors.InternalError: 500,
 }
-"""The status of an error: by its reason, else by the first of its classes that is here."""
+"""The status of an error: by its reason, else by the first of its classes that is here; of others 500."""
 
 
 class Refused(errors.SowError):
@@ -50,9 +48,8 @@ def status_of(error: errors.SowError) -> int:
     """The status of HTTP."""
     if isinstance(error, Refused):
         return error.status
-    if error.reason in _BY_REASON:
-        return _BY_REASON[error.reason]
-    return next((_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS), 500)
+    by_class = next((_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS), 500)
+    return _BY_REASON.get(error.reason, by_class)
 
 
 def document(error: errors.SowError, more: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -76,9 +73,11 @@ def answer(
     return Response(msgspec.json.encode(value) + b"\n", status, headers, kind)
 
 
-def response(error: errors.SowError, more: Mapping[str, object] | None = None) -> Response:
+def response(
+    error: errors.SowError, more: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     """The answer that tells an error."""
-    status, headers = status_of(error), {}
+    status, headers = status_of(error), dict(headers or {})
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None:

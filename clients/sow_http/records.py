@@ -7,21 +7,21 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, Callable, Mapping
-from datetime import datetime
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from email.utils import format_datetime
+from functools import partial
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from sow_client import AsyncClient, NotFound, Published, Record, RecordBatch
-from sow_client._keys import KeyField, key_text
+from sow_client import AsyncClient, InvalidArgument, NotFound, Record, RecordBatch
+from sow_client._keys import key_text
 from sow_client._payloads import Encoded, PayloadForm, encoded_in
 from sow_client._publish_columns import PAYLOAD_BYTES_MAX
 from sow_client._records import NEVER_MICROS, datetime_of
-from sow_http.arguments import Arguments, body, media_type, version_of
+from sow_http.arguments import Arguments, body, key_field, media_type, version_of
 from sow_http.problems import Refused, answer
 
 ROWS_MAX: Final = 1_000
@@ -67,16 +67,6 @@ async def get(request: Request, client: AsyncClient) -> Response:
     return Response(record.payload, 200, headers, content)
 
 
-async def put(request: Request, client: AsyncClient) -> Response:
-    """Publishes the body as the record of the key."""
-    return await _write(request, client, merges=False)
-
-
-async def patch(request: Request, client: AsyncClient) -> Response:
-    """Merges the fields of the body into the record of the key."""
-    return await _write(request, client, merges=True)
-
-
 async def delete(request: Request, client: AsyncClient) -> Response:
     """Deletes a record."""
     Arguments(request, ())
@@ -89,7 +79,8 @@ async def delete(request: Request, client: AsyncClient) -> Response:
     raise NotFound(f"there is no live record {key!r} in {topic!r}", reason="RECORD_NOT_FOUND")
 
 
-async def _write(request: Request, client: AsyncClient, *, merges: bool) -> Response:
+async def write(request: Request, client: AsyncClient, *, merges: bool) -> Response:
+    """Publishes the body as the record of the key, or merges its fields into that."""
     arguments = Arguments(request, ("ttl",))
     topic, key = request.path_params["topic"], request.path_params["key"]
     kind = media_type(request)
@@ -103,52 +94,34 @@ async def _write(request: Request, client: AsyncClient, *, merges: bool) -> Resp
     form = _ACCEPTED[kind]
     # The server refuses a payload that says of itself that it is of another type than its topic.
     data: bytes | Encoded = payload if form is None else encoded_in(form)(payload)
-    settings = (await _settings(client, topic)) if key else ()
-    if settings:
-        _agrees(settings, form or PayloadForm(), payload, key)
-    publish = client.delta_publish if merges else client.publish
-    done = await publish(
+    publish = partial(
+        client.delta_publish if merges else client.publish,
         topic,
         data,
-        key=None if settings else key,
         ttl=arguments.text("ttl"),
         only_if_absent=absent is not None,
         only_if_version=version,
     )
-    return answer(_told(done), headers=_headers(done.version, done.expire_time_micros))
-
-
-async def _settings(client: AsyncClient, topic: str) -> tuple[str, ...]:
-    """The key fields of a topic; none, where the first publish makes it."""
     try:
-        return tuple((await client.describe_topic(topic)).settings.key)
-    except NotFound:
-        return ()
+        done = await publish(key=key)
+    except InvalidArgument as error:
+        if error.reason != "KEY_NOT_ALLOWED":
+            raise
+        # The topic has key fields, so nothing was written.
+        _agrees((await client.describe_topic(topic)).settings.key, form or PayloadForm(), payload, key)
+        done = await publish()
+    told = {"key": done.key, "version": done.version, "expire_time": _time(done.expire_time_micros)}
+    headers = _headers(done.version, done.expire_time_micros)
+    return answer(told | {"bookmark": done.bookmark}, headers=headers)
 
 
-def _agrees(fields: tuple[str, ...], form: PayloadForm, payload: bytes, key: str) -> None:
+def _agrees(fields: Sequence[str], form: PayloadForm, payload: bytes, key: str) -> None:
     """Raises Refused where the document has another key than the address. A field that is missing is left to the
     server, which says so."""
-    values: list[KeyField] = []
-    for field in fields:
-        value: object = form.document(payload)
-        for part in field.strip("/").split("/"):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if not isinstance(value, str | int | float | bool):
-            return
-        values.append(value)
-    found = key_text(tuple(values) if len(values) > 1 else values[0])
-    if found != key:
+    document = form.document(payload)
+    values = [value for field in fields if (value := key_field(document, field)) is not None]
+    if len(values) == len(fields) and (found := key_text(tuple(values) if len(values) > 1 else values[0])) != key:
         raise Refused(400, f"key: the document has the key {found!r}, and the address {key!r}", field="key")
-
-
-def _told(done: Published) -> dict[str, object]:
-    return {
-        "key": done.key,
-        "version": done.version,
-        "expire_time": None if done.expire_time is None else _text(done.expire_time),
-        "bookmark": done.bookmark,
-    }
 
 
 def _headers(version: int, expire_micros: int | None) -> dict[str, str]:
@@ -159,13 +132,11 @@ def _headers(version: int, expire_micros: int | None) -> dict[str, str]:
     return headers
 
 
-def _time(micros: int) -> str | None:
-    return None if micros == NEVER_MICROS else _text(datetime_of(micros))
-
-
-def _text(time: datetime) -> str:
-    """A time as the command writes it."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _time(micros: int | None) -> str | None:
+    """A time as the command writes it; None: never."""
+    if micros is None or micros == NEVER_MICROS:
+        return None
+    return datetime_of(micros).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 # ---- many records ----
@@ -249,25 +220,20 @@ async def _answered(request: Request, client: AsyncClient, arguments: Arguments)
     batches = aiter(found.batches())
     first = await anext(batches, None)  # a refusal is an answer of its own, so it comes before the first byte
     assert found.header is not None, "a query has its header before its first batch, and at its end"
-    headers = {"X-Sow-Bookmark": found.header.bookmark, "X-Sow-As-Of": _text(found.header.as_of)}
+    headers = {"X-Sow-Bookmark": found.header.bookmark, "X-Sow-As-Of": str(_time(found.header.as_of_micros))}
+    begin, between, end = (b"", b"\n", b"\n") if lines else (b"[", b",\n", b"]\n")
 
     async def sent() -> AsyncGenerator[bytes, None]:
         async with found:  # ends the server's work where the client goes away
-            yield b"" if lines else b"["
-            batch, between = first, b""
+            batch, lead = first, begin
             while batch is not None:
-                made = rows(batch, wanted)
-                if made:
-                    yield _joined(made, between, lines)
-                    between = b"" if lines else b",\n"
+                if made := rows(batch, wanted):
+                    yield lead + between.join(made)
+                    lead = between
                 batch = await anext(batches, None)
-            yield b"" if lines else b"]\n"
+            yield end if lead is between else begin + end.lstrip(b"\n")
 
     return StreamingResponse(sent(), 200, headers, "application/x-ndjson" if lines else TYPES["json"])
-
-
-def _joined(made: list[bytes], between: bytes, lines: bool) -> bytes:
-    return b"\n".join(made) + b"\n" if lines else between + b",\n".join(made)
 
 
 def rows(batch: RecordBatch, metadata: list[str]) -> list[bytes]:

@@ -12,6 +12,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +99,8 @@ def test_bodies_that_are_wrong_are_refused_with_a_sentence(http: httpx.Client) -
     assert (large.status_code, large.json()["reason"]) == (413, "PAYLOAD_TOO_LARGE")
     assert http.put(record + "?tll=1m", content=b"{}", headers=JSON).json()["field"] == "tll"
     assert http.get("/v1/topics/wrong/records/%FF").json()["reason"] == "KEY_NOT_UTF8"
-    assert http.post("/v1/topics/wrong/count").status_code == 405
+    refused = http.post("/v1/topics/wrong/count")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_a_document_of_another_type_than_its_topic_is_refused(server: ServerProcess, http: httpx.Client) -> None:
@@ -136,6 +138,38 @@ def test_records_are_queried_counted_and_grouped(http: httpx.Client) -> None:
     assert (wrong.status_code, wrong.json()["position"], wrong.json()["field"]) == (400, "6", "filter")
     assert http.get(f"{trades}/records", params={"top": "-1"}).json()["field"] == "top"
     assert http.get("/v1/topics/absent/records").json()["reason"] == "TOPIC_NOT_FOUND"
+
+
+INFINITY: Final = {
+    "Accept": "application/json;q=0.9,text/plain",
+    "User-Agent": "Grafana/12.1.0",
+    "Accept-Encoding": "gzip",
+}
+"""The headers of Grafana's source Infinity for a query of the type JSON. It writes spaces as +."""
+JSON_API: Final = {
+    "Accept": "application/json, text/plain, */*",
+    "X-Grafana-Org-Id": "1",
+    "X-Forwarded-For": "10.0.0.1",
+}
+"""Those of Grafana's proxy for its source JSON API, which writes spaces as %20."""
+
+
+def test_sources_of_grafana_get_arrays_of_objects(http: httpx.Client) -> None:
+    """The requests that these sources send, in the shapes that they need."""
+    body = b'{"id":1,"site":"lab","at":100}\n{"id":2,"site":"hall","at":200}\n'
+    assert http.post("/v1/topics/graphs/records?key=/id", content=body, headers=LINES).json()["applied"] == 2
+    graphs = "/v1/topics/graphs"
+    assert http.get("/healthz", headers=INFINITY).status_code == 200, "its health check"
+    found = http.get(f"{graphs}/records?filter=%2Fat+%3E%3D+150&metadata=key%2Cpublish_time", headers=INFINITY)
+    assert found.headers["content-type"] == "application/json"
+    assert [(row["site"], row["_key"]) for row in found.json()] == [("hall", "2")]
+    assert datetime.fromisoformat(found.json()[0]["_publish_time"]).tzinfo is not None
+    grouped = http.get(f"{graphs}/groups?aggregate=COUNT%28%2A%29+AS+n&group_by=%2Fsite", headers=INFINITY).json()
+    assert grouped == [{"site": "hall", "n": 1}, {"site": "lab", "n": 1}]
+    topics = http.get("/v1/topics", headers=JSON_API)
+    assert (topics.status_code, "graphs" in {one["name"] for one in topics.json()["topics"]}) == (200, True)
+    found = http.get(f"{graphs}/records?order_by=%2Fat%20DESC&top=1", headers=JSON_API)
+    assert [row["at"] for row in found.json()] == [200]
 
 
 def test_refused_lines_are_told_by_their_numbers_and_the_others_are_there(http: httpx.Client) -> None:
@@ -345,7 +379,7 @@ def test_no_change_is_lost_or_repeated_when_either_process_is_killed(tmp_path: P
                 publish(2)
                 event = take(lambda event: True)
                 seen.append(event["data"]["n"])
-                door.process.kill()
+                door.kill()
                 publish(3)
         with running_door(server.address, port=port) as door, door.client() as http:
             with stream(http, "lives/changes", str(event["id"])) as take:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
 from tests.support.servers.console import NO_AUTHORITIES
 from tests.support.servers.forked_commands import sow
+from tests.support.servers.server import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,17 @@ class RunningDoor:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def client(self, token: str | None = None, **headers: str) -> httpx.Client:
-        if token is not None:
-            headers["Authorization"] = f"Bearer {token}"
-        return httpx.Client(base_url=self.address, headers=headers, timeout=30, verify=NO_AUTHORITIES)
+    def kill(self) -> None:
+        """SIGKILL. Returns once nobody listens: another process may stand in its place, whose end is its end."""
+        self.process.kill()
+        self.process.wait()
+        until(lambda: socket.socket().connect_ex(("127.0.0.1", self.port)) != 0, 20, "the end of the door")
+
+    def client(self, token: str | None = None, *, verify: Path | None = None) -> httpx.Client:
+        """A caller, who shows a token, and trusts an authority."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        trusted = NO_AUTHORITIES if verify is None else ssl.create_default_context(cafile=verify)
+        return httpx.Client(base_url=self.address, headers=headers, timeout=30, verify=trusted)
 
 
 @contextmanager
@@ -44,7 +55,7 @@ def running_door(servers: str, *options: str, port: int = 0) -> Iterator[Running
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
-        found = re.match(r"serves .* at (http://127\.0\.0\.1:\d+)$", first)
+        found = re.match(r"serves .* at (https?://127\.0\.0\.1:\d+)$", first)
         assert found, first + process.stdout.read()
         yield RunningDoor(found[1], process)
     finally:

@@ -73,6 +73,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "traces",
         "command",
         "console",
+        "http",
         "spark-snapshot",
         "spark-write",
         "spark-scale",
