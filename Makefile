@@ -186,6 +186,7 @@ clean:
 # What tests and checks need besides. PySpark is 450 MB of it to load, and is built on this machine.
 .venv/.installed: .venv/.server
 	$(call step,installing Spark and the tools of tests and checks (1 GB; 1 to 3 minutes),$(PIP) -e $(EVERYTHING))
+	@.venv/bin/python -m tools.state_jar
 	@touch $@
 
 .venv/.flights: .venv/.server

@@ -1,5 +1,5 @@
-"""The state of the world on Spark: the last value of each key of a stream, with its lifetime, in Spark's state store, for
-topics whose writes outgrow one server.
+"""The state of the world on Spark: the last value of each key of a stream, with its lifetime, in Spark's state store.
+For topics whose writes outgrow one server.
 
     [1]  The rules are those of a server, with the time of the micro-batch as the clock (docs/scale.md has the
          differences). Two engines hold to one table of cases: `jvm`, one class of Java, and `python`.
@@ -10,15 +10,13 @@ topics whose writes outgrow one server.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import as_file, files
 from typing import Any, Final, Literal
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody does
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
     BinaryType,
     ByteType,
@@ -33,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 from sow.durations import DurationError, parse_micros
-from sow_spark.errors import SowSourceError
+from sow_spark.errors import option_error
 from sow_spark.state_fold import Expiration, Settings
 
 Engine = Literal["jvm", "python"]
@@ -66,7 +64,7 @@ def state_of_the_world(
     min_ttl: str | None = None,
     max_ttl: str | None = None,
     late: Literal["apply", "drop"] = "apply",
-    tombstones: str = "1d",
+    tombstones: str | None = None,
     engine: Engine | None = None,
 ) -> DataFrame:
     """The changes of the last value of each key (rules K, P1 to P4, P8, L1 to L10), as a stream.
@@ -75,9 +73,10 @@ def state_of_the_world(
     columns `_op` (`put`, the default, `delta`, `touch`, `delete`), `_key`, `_ttl` (a duration, `never`, or whole
     seconds) or `_expire_time`, `_ttl_mode` (RESET, KEEP, EXTEND), `_only_if` (absent, present), `_only_if_version`.
 
-    `key` has the paths of the key fields; without it each row has `_key`. `order` has columns of whole numbers or times:
-    the rows of a key in a micro-batch are applied by them, as Spark's shuffle keeps no order. With `late="drop"` a row
-    that is before the last row of its key is refused (STALE), also for `tombstones` after the record has gone.
+    `key` has the paths of the key fields; without it each row has `_key`. `order` has columns of whole numbers or
+    times: the rows of a key in a micro-batch are applied by them, as Spark's shuffle keeps no order. With
+    `late="drop"` a row that is before the last row of its key is refused (STALE), also for `tombstones` (a day) after
+    the record has gone.
     `expiration`, `min_ttl` and `max_ttl` are those of a topic. `engine`: `jvm`, where the package has its jar, or
     `python`, which takes some twenty times the CPU.
 
@@ -88,17 +87,22 @@ def state_of_the_world(
     Raises SowSourceError (OPTION_INVALID) for a setting that is wrong or without effect.
     """
     if not stream.isStreaming:
-        raise _wrong("stream", "it is no stream, so no record would expire; read it with readStream")
+        raise option_error("stream", "it is no stream, so no record would expire; read it with readStream")
     paths = [parse_path(path) for path in _texts(key)]
     settings = _settings(expiration, min_ttl, max_ttl, late, tombstones)
     engine = engine or default_engine()
+    if engine not in ("jvm", "python"):
+        raise option_error("engine", f"{engine!r} is neither jvm nor python")
     documents = [name for name in stream.columns if name not in MARKS]
-    as_columns = "payload" not in documents
+    document = None if "payload" in documents else StructType([stream.schema[name] for name in documents])
     told = {
         "topic": topic,
         "key": paths,
         "engine": engine,
         "late": late,
+        "document": None if document is None else document.toDDL().replace(" NOT NULL", ""),
+        "fields": [] if document is None else document.names,
+        "payload": "" if document is not None else stream.schema["payload"].dataType.simpleString(),
         **settings._asdict(),
     }
     rows = _rows(stream, documents, _texts(order), keyless=not paths)
@@ -106,18 +110,11 @@ def state_of_the_world(
     beats = beats.select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields])
     rows = rows.unionByName(beats)  # [2]
     changes = (_in_java if engine == "jvm" else _in_python)(rows, told)
-    payload = F.col("payload")
-    fields: list[Any]
-    if as_columns:
-        schema = StructType([stream.schema[name] for name in documents])
-        fields = [F.from_json(payload.cast("string"), _nullable(schema))[name].alias(name) for name in documents]
-    else:
-        fields = [payload.cast(stream.schema["payload"].dataType).alias("payload")]
     return changes.select(
         F.col("_op").alias("_op", metadata={"sow_state": json.dumps(told)}),
         *([F.lit(topic).alias("_topic")] if topic else []),
         "_key",
-        *fields,
+        *document_columns(F.col("payload"), told),
         "_version",
         F.timestamp_micros("_publish_time").alias("_publish_time"),
         F.timestamp_micros("_expire_time").alias("_expire_time"),
@@ -134,16 +131,20 @@ def alive(frame: DataFrame, at: datetime | None = None) -> DataFrame:
     return frame.where(F.col("_expire_time").isNull() | (F.col("_expire_time") > instant))
 
 
+def document_columns(payload: Any, told: dict[str, Any]) -> list[Any]:
+    """A stored document in the columns in which it came."""
+    if told["document"] is None:
+        return [payload.cast(told["payload"]).alias("payload")]
+    parsed = F.from_json(payload.cast("string"), told["document"])
+    return [parsed[name].alias(name) for name in told["fields"]]
+
+
 def default_engine() -> Engine:
     """`jvm`, where the package has its jar."""
     return "jvm" if files("sow_spark").joinpath(JAR).is_file() else "python"
 
 
 # ---- settings ----
-
-
-def _wrong(name: str, message: str) -> SowSourceError:
-    return SowSourceError("OPTION_INVALID", f"{name}: {message}")
 
 
 def _texts(given: str | Sequence[str]) -> list[str]:
@@ -154,31 +155,33 @@ def parse_path(path: str) -> list[str]:
     """The steps of the path of a key field. Raises SowSourceError."""
     steps = path.split("/")[1:]
     if not path.startswith("/") or not all(steps):
-        raise _wrong("key", f"{path!r} is no path such as /carrier or /a/b")
+        raise option_error("key", f"{path!r} is no path such as /carrier or /a/b")
     return steps
 
 
-def _settings(expiration: str, min_ttl: str | None, max_ttl: str | None, late: str, tombstones: str) -> Settings:
+def _settings(expiration: str, min_ttl: str | None, max_ttl: str | None, late: str, tombstones: str | None) -> Settings:
     kinds: dict[str, Expiration] = {"disabled": "disabled", "enabled": "enabled", "reject": "reject"}
     default = None if expiration in kinds else _micros("expiration", expiration)
     kind = kinds.get(expiration, "enabled")
     if kind != "enabled" and (min_ttl is not None or max_ttl is not None):
-        raise _wrong("min_ttl" if min_ttl is not None else "max_ttl", f"without effect with expiration = {kind}")
+        raise option_error("min_ttl" if min_ttl is not None else "max_ttl", f"without effect with expiration = {kind}")
     shortest = None if min_ttl is None else _micros("min_ttl", min_ttl)
     longest = None if max_ttl is None else _micros("max_ttl", max_ttl)
     if shortest is not None and longest is not None and shortest > longest:
-        raise _wrong("min_ttl", f"{min_ttl} is more than max_ttl, {max_ttl}")
+        raise option_error("min_ttl", f"{min_ttl} is more than max_ttl, {max_ttl}")
     if late not in ("apply", "drop"):
-        raise _wrong("late", f"{late!r} is neither apply nor drop")
-    kept = _micros("tombstones", tombstones)
-    return Settings(kind, default, shortest, longest, kept if late == "drop" else None)
+        raise option_error("late", f"{late!r} is neither apply nor drop")
+    if tombstones is not None and late == "apply":
+        raise option_error("tombstones", "without effect with late = apply")
+    kept = _micros("tombstones", tombstones or "1d") if late == "drop" else None
+    return Settings(kind, default, shortest, longest, kept)
 
 
 def _micros(name: str, text: str) -> int:
     try:
         return parse_micros(text)
     except DurationError as error:
-        raise _wrong(name, str(error)) from None
+        raise option_error(name, str(error)) from None
 
 
 # ---- rows ----
@@ -188,17 +191,19 @@ def _rows(stream: DataFrame, documents: list[str], order: list[str], *, keyless:
     """The rows in the columns of the engines."""
     schema = stream.schema
     if keyless and "_key" not in schema.names:
-        raise _wrong("key", "the rows have no column _key, so give the paths of the key fields")
+        raise option_error("key", "the rows have no column _key, so give the paths of the key fields")
     if not order:
-        raise _wrong("order", "give a column: the rows of a micro-batch have no order of their own")
+        raise option_error("order", "give a column: the rows of a micro-batch have no order of their own")
     for name in order:
         if name not in schema.names:
-            raise _wrong("order", f"there is no column {name!r}")
+            raise option_error("order", f"there is no column {name!r}")
         if not isinstance(schema[name].dataType, _ORDERED):
-            raise _wrong("order", f"{name} is {schema[name].dataType.simpleString()}, no whole number and no time")
+            raise option_error(
+                "order", f"{name} is {schema[name].dataType.simpleString()}, no whole number and no time"
+            )
     if "payload" in documents:
         if not isinstance(schema["payload"].dataType, StringType | BinaryType):
-            raise _wrong("payload", f"it is {schema['payload'].dataType.simpleString()}, not text or bytes")
+            raise option_error("payload", f"it is {schema['payload'].dataType.simpleString()}, not text or bytes")
         payload = F.col("payload").cast("binary")
     elif documents:
         payload = F.to_json(F.struct(*map(_quoted, documents))).cast("binary")
@@ -229,7 +234,7 @@ def _mark(schema: StructType, name: str) -> Any:
     if name == "_ttl" and kind in ("tinyint", "smallint", "int", "bigint"):
         return F.concat(F.col(name).cast("string"), F.lit("s"))
     if kind != wanted.lower() and not (wanted == "BIGINT" and kind in ("tinyint", "smallint", "int")):
-        raise _wrong(name, f"the column is {kind}, not {wanted.lower()}")
+        raise option_error(name, f"the column is {kind}, not {wanted.lower()}")
     return F.col(name).cast(wanted)
 
 
@@ -238,10 +243,6 @@ def _number(name: str, kind: DataType) -> Any:
     if isinstance(kind, TimestampType):
         return F.unix_micros(column)
     return F.unix_date(column).cast("bigint") if isinstance(kind, DateType) else column.cast("bigint")
-
-
-def _nullable(schema: StructType) -> StructType:
-    return StructType.fromDDL(schema.toDDL().replace(" NOT NULL", ""))
 
 
 # ---- engines ----

@@ -1,9 +1,9 @@
-"""What one micro-batch does to one key of a state on Spark: the rules of records (K, P, L), with the time of the batch as
-the clock. Pure; the class in Java does the same, and tests/cases holds both to the server's rules.
+"""What one micro-batch does to one key of a state on Spark: the rules of records (K, P, L), with the time of the batch
+as the clock. Pure. spark_connector/java does the same; tests hold both to a store, with equal programs.
 
     [1]  Each row first expires an overdue record, and then does its own work (rule L10). So an expiry happens once.
-    [2]  A version is `max(now, last version of the key + 1)` (rule K7): unique for a key, not for a topic. A key that is
-         gone forgets it, unless late rows are refused.
+    [2]  A version is `max(now, last version of the key + 1)` (rule K7): unique for a key, not for a topic. A key that
+         is gone forgets it, unless late rows are refused.
     [3]  Nothing here raises for a row: what is wrong with it is a change `refused`, with the reason and a sentence.
 """
 
@@ -33,7 +33,7 @@ class Settings(NamedTuple):
     min_ttl_micros: int | None = None
     max_ttl_micros: int | None = None
     tombstones_micros: int | None = None
-    """Rows that are older than the record of their key, or than its removal in this time, are refused; None: applied."""
+    """Rows that come late are refused, also for this time after their record has gone; None: they are applied."""
 
 
 class Given(NamedTuple):
@@ -127,7 +127,9 @@ class Key:
         _check_condition(row, record)
         if row.op == "delete":
             if record is not None:
-                yield Change("delete", record.payload, self._next(), record.publish_time_micros, record.expire_time_micros)
+                yield Change(
+                    "delete", record.payload, self._next(), record.publish_time_micros, record.expire_time_micros
+                )
             if record is not None or self._settings.tombstones_micros is not None:
                 self._bury(row.order)
             return
@@ -136,7 +138,8 @@ class Key:
         elif record is not None and row.ttl_mode == "EXTEND":
             stamp = later(stamp, record.expire_time_micros)
         if row.op == "touch":
-            assert record is not None and record.payload is not None, "there is one"
+            assert record is not None, "there is one"
+            assert record.payload is not None, "it is no tombstone"
             payload, publish_time = record.payload, record.publish_time_micros
         else:
             assert row.payload is not None, "_check has refused it"
@@ -244,8 +247,8 @@ _NULL: Final = b"null"
 
 
 def merged(base: bytes, delta: bytes) -> bytes:
-    """The record that a delta makes: objects are merged field by field, everything else is replaced, and a null leaves a
-    field as it is. Raises Refused."""
+    """The record that a delta makes: objects are merged field by field, everything else is replaced, and a null leaves
+    a field as it is. Raises Refused."""
     fields = _fields.decode(base)
     _merge(fields, _fields.decode(delta), 0)
     return _encode(fields)

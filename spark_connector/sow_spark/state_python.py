@@ -1,13 +1,13 @@
-"""The engine `python` of a state on Spark: keys and rules run in Python, each key with some calls between its worker and
-the JVM. For tests, small streams, and where there is no jar."""
+"""The engine `python` of a state on Spark: keys and rules run in Python, each key with some calls between its worker
+and the JVM. For tests, small streams, and where there is no jar."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import (
     ExpiredTimerInfo,
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 KEYLESS: Final = ""
 """The group of rows whose key cannot be told. No key is empty (rule K5)."""
-HELD: Final = (
-    "payload BINARY, version BIGINT, publish_time BIGINT, expire_time BIGINT, ord ARRAY<BIGINT>, timer BIGINT"
-)
+HELD: Final = "payload BINARY, version BIGINT, publish_time BIGINT, expire_time BIGINT, ord ARRAY<BIGINT>, timer BIGINT"
 
 
 class Processor(StatefulProcessor):
@@ -49,7 +47,7 @@ class Processor(StatefulProcessor):
         held, timer = self._held()
         one = Key(self._settings, held, now)
         given = [_given(row) for row in rows]
-        given.sort(key=lambda row: row.order)
+        given.sort(key=attrgetter("order"))
         changes = list(one.apply(given))
         self._keep(one.held, timer)
         for change in changes:
@@ -80,7 +78,11 @@ class Processor(StatefulProcessor):
     def _keep(self, held: Held | None, timer: int | None) -> None:
         """Writes what a key has now. A timer moves only where its record may fall due before it."""
         due = None
-        if held is not None and held.expire_time_micros is not None and is_due(self._settings, held, held.expire_time_micros):
+        if (
+            held is not None
+            and held.expire_time_micros is not None
+            and is_due(self._settings, held, held.expire_time_micros)
+        ):
             due = -(-held.expire_time_micros // 1_000)
         if timer is not None and (due is None or due < timer):
             self._handle.deleteTimer(timer)

@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from sow.durations import DurationError, parse_micros
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import (
     ABSENT,
@@ -30,7 +31,6 @@ from sow_server.engine.values.model import (
     Touch,
     TtlMode,
 )
-from sow.durations import DurationError, parse_micros
 from sow_spark.state_fold import Change, Given, Held, Key, Settings
 from sow_spark.state_python import KEYLESS, key_or_none, refused_keyless
 from tests.support.stores.stores import SECOND, START, Rig
@@ -82,8 +82,13 @@ _PLAIN: Final = ("op", "ttl", "expire_time_micros", "ttl_mode", "only_if", "only
 def _told(change: Change) -> tuple[Any, ...]:
     payload = None if change.payload is None else change.payload.decode()
     return (
-        change.op, payload, change.version, change.publish_time_micros, change.expire_time_micros, change.reason,
-    )  # fmt: skip
+        change.op,
+        payload,
+        change.version,
+        change.publish_time_micros,
+        change.expire_time_micros,
+        change.reason,
+    )
 
 
 def comparable(told: list[dict[str, list[tuple[Any, ...]]]]) -> list[dict[str, list[Told]]]:
@@ -172,9 +177,14 @@ def _sent(rig: Rig, row: dict[str, Any]) -> str | None:
             mode = TtlMode[row["ttl_mode"] or "RESET"]
             outcome = rig.run(
                 Publish(
-                    "t", [payload or b""], lifetimes=[lifetime], ttl_mode=mode, delta=row["op"] == "delta",
-                    conditions=None if condition is None else [condition], want_results=True,
-                )  # fmt: skip
+                    "t",
+                    [payload or b""],
+                    lifetimes=[lifetime],
+                    ttl_mode=mode,
+                    delta=row["op"] == "delta",
+                    conditions=None if condition is None else [condition],
+                    want_results=True,
+                )
             )
     except StoreError as error:
         return error.reason.name
@@ -195,9 +205,12 @@ def program(seed: int, *, late: bool = False, batches: int = 8) -> dict[str, Any
     if enabled and draw.random() < 0.5:
         default = max(low or 0, min(30 * SECOND, high or 30 * SECOND))
     settings = {
-        "expiration": expiration, "default_ttl_micros": default, "min_ttl_micros": low, "max_ttl_micros": high,
+        "expiration": expiration,
+        "default_ttl_micros": default,
+        "min_ttl_micros": low,
+        "max_ttl_micros": high,
         "tombstones_micros": draw.choice([2, 20]) * SECOND if late else None,
-    }  # fmt: skip
+    }
     now, order = START, 0
     made: list[dict[str, Any]] = []
     for _ in range(batches):
@@ -225,9 +238,13 @@ def _row(draw: random.Random, now: int, order: int) -> dict[str, Any]:
         "op": op,
         "payload": None if by_key else text,
         "key": key.replace("|", "\\|") if by_key else None,
-        "ttl": None, "expire_time_micros": None, "ttl_mode": None, "only_if": None, "only_if_version": None,
+        "ttl": None,
+        "expire_time_micros": None,
+        "ttl_mode": None,
+        "only_if": None,
+        "only_if_version": None,
         "ord": [order],
-    }  # fmt: skip
+    }
     if op == "delete" or not text.startswith(('{"id":"a",', '{"id":"b",', '{"id":"c')):
         return row  # of two faults a server may name the other one first
     match draw.randrange(6):
