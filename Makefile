@@ -138,18 +138,16 @@ docs: .venv/.docs
 	@echo "build/site/index.html; with the search: .venv/bin/python -m http.server -d build/site"
 
 # The wheel and the sdist, in dist. hatchling builds both without any other environment.
-dist: .venv/.server
-	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
-	@rm -rf dist
-	$(call step,2/2 building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
+dist: .venv/.installed
+	@.venv/bin/python -m tools.state_jar && rm -rf dist
+	$(call step,building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
 	@ls -1 dist/*
 
 # Builds and checks what a release publishes, in dist, and publishes nothing: wheel, sdist and, where Node 20 is, the
 # package for npm. RELEASE_TAG=v0.1.0 also checks that the tag and the changelog name this version.
 RELEASE_TAG ?=
-release-dry-run: .venv/.server
-	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
-	$(call step,2/2 building and checking (10 to 60 s),.venv/bin/python -m tools.release --tag '$(RELEASE_TAG)')
+release-dry-run: .venv/.installed
+	$(call step,building and checking (10 to 60 s),.venv/bin/python -m tools.release --tag '$(RELEASE_TAG)')
 
 # Writes requirements/*.txt anew: the versions that are installed here, which the tests ran with, and the hashes of all
 # their files, for every Python and system. uv has an environment of its own, as only this needs it.

@@ -6,12 +6,12 @@ The same sources and the same compiler give the same bytes.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ JAR: Final = ROOT / "spark_connector" / "sow_spark" / "sow-state.jar"
 
 def compiled(folder: Path, *sources: Path) -> str:
     """Compiles Java into a folder; returns the class path with it. Raises CalledProcessError."""
-    spec = importlib.util.find_spec("pyspark")
+    spec = find_spec("pyspark")
     assert spec is not None, "PySpark is installed"
     assert spec.origin is not None, "it is a package"
     jars = f"{Path(spec.origin).parent / 'jars'}/*"
@@ -36,8 +36,9 @@ def main() -> int:
     """Writes the jar, unless it is newer than its sources."""
     if JAR.is_file() and all(JAR.stat().st_mtime > file.stat().st_mtime for file in SOURCES.rglob("*.java")):
         return 0
-    if shutil.which("javac") is None:
-        print("no javac here: sow_spark.state_of_the_world will use its engine in Python")
+    missing = [*([] if shutil.which("javac") else ["javac"]), *([] if find_spec("pyspark") else ["PySpark"])]
+    if missing:
+        print(f"no {' and no '.join(missing)} here: sow_spark.state_of_the_world will use its engine in Python")
         return 0
     with tempfile.TemporaryDirectory() as folder:
         compiled(Path(folder), SOURCES)
