@@ -1,4 +1,4 @@
-"""What one micro-batch does to one key of a state on Spark: the rules of records (K, P, L), with the time of the batch
+"""The work of a micro-batch on one key of a state on Spark: the rules of records (K, P, L), with the time of the batch
 as the clock. Pure. spark_connector/java does the same; tests hold both to a store, with equal programs.
 
     [1]  Each row first expires an overdue record, and then does its own work (rule L10). So an expiry happens once.
@@ -26,7 +26,7 @@ MODES: Final = ("RESET", "KEEP", "EXTEND")
 
 
 class Settings(NamedTuple):
-    """What the operator was told. Times are microseconds."""
+    """The settings of the operator. Times are microseconds."""
 
     expiration: Expiration = "enabled"
     default_ttl_micros: int | None = None
@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What the state has under a key: a record, or, without a payload, the tombstone of one."""
+    """The content of the state under a key: a record, or, without a payload, the tombstone of one."""
 
     payload: bytes | None
     version: int

@@ -23,7 +23,7 @@ from sow_spark.errors import SowSourceError, option_error
 
 NOTE: Final = "sow-state.json"
 FIXED: Final = ("topic", "key", "engine", "late")
-"""What a checkpoint cannot change [1]."""
+"""The settings that a checkpoint cannot change [1]."""
 _STORE: Final = "spark.sql.streaming.stateStore."
 SETTINGS: Final = {
     f"{_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -47,7 +47,7 @@ def start_state(
     which may see a batch again after a crash. `trigger` is the time between two batches; expiries are late by at most
     it, and a batch without rows costs about a second of CPU.
 
-    Raises SowSourceError: OPTION_INVALID, also for a checkpoint of another topic, key or engine [1].
+    Raises SowSourceError: OPTION_INVALID, also for a checkpoint of another state [1].
     """
     spark = changes.sparkSession
     told = _told(changes)
