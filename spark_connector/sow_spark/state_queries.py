@@ -75,12 +75,14 @@ def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
     until = time.monotonic() + _micros("timeout", timeout) / 1e6
     root = query._jsq.streamingQuery().resolvedCheckpointRoot()  # Spark tells it nowhere else
     spark = SparkSession.active()
-    while query.isActive and query.status["isTriggerActive"]:
+    pauses = 0
+    while query.isActive and pauses < 3:  # behind its time, a query has pauses that are shorter than a stop takes
+        pauses = 0 if query.status["isTriggerActive"] else pauses + 1
         if time.monotonic() > until:
             raise SowSourceError(
                 "NOT_STOPPED", f"there was no pause between batches for {timeout}", "a longer trigger or timeout"
             )
-        time.sleep(0.002)
+        time.sleep(0.005)
     query.stop()
     planned, committed = _last(spark, f"{root}/offsets"), _last(spark, f"{root}/commits")
     if planned != committed:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sow_spark.errors import SowSourceError
 from sow_spark.state import JAR, state_of_the_world
-from sow_spark.state_queries import read_state, start_state, stop_state
+from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
 from tests.support.servers.server import ROOT, ServerProcess
 from tools import state_jar
 
@@ -64,7 +64,7 @@ class Input:
         def collect(batch: DataFrame, _: int) -> None:
             self.rows.extend(batch.collect())
 
-        self.query = start_state(self.changes(**settings), collect, checkpoint=self.checkpoint, trigger="500ms")
+        self.query = start_state(self.changes(**settings), collect, checkpoint=self.checkpoint, trigger="1s")
         return self.query
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -153,7 +153,7 @@ def test_a_topic_follows_a_state(given: Input, server: ServerProcess) -> None:
         given.put(*rows)
         sink = {"server": server.address, "topic": topic}
         changes = given.changes(topic="")
-        given.query = start_state(changes, sink, checkpoint=given.checkpoint, trigger="500ms")
+        given.query = start_state(changes, sink, checkpoint=given.checkpoint, trigger="1s")
         given.until(lambda: client.count(topic) == 20)
         given.put({"id": 3, "_op": "delete", "n": 30}, {"id": 4, "v": 0.5, "_op": "delta", "n": 31})
         given.until(lambda: client.count(topic) == 19)
@@ -173,7 +173,7 @@ def test_a_payload_stays_as_it_came(given: Input) -> None:
     changes = state_of_the_world(stream, key=(), order="at", engine=given.engine)  # type: ignore[arg-type]  # a fixture's text
     given.put({"payload": '{"n":1.50}', "at": 3, "_key": "k"})
     given.query = start_state(
-        changes, lambda batch, _: given.rows.extend(batch.collect()), checkpoint=given.checkpoint, trigger="500ms"
+        changes, lambda batch, _: given.rows.extend(batch.collect()), checkpoint=given.checkpoint, trigger="1s"
     )
     given.until(lambda: len(given.rows) == 3)
     assert sorted((row._key or "", row._op, row._reason or "", row.payload) for row in given.rows) == [
@@ -203,3 +203,32 @@ def test_a_wrong_setting_is_named(spark: SparkSession, tmp_path: Path, settings:
     given = Input(spark, tmp_path, "python")
     with pytest.raises(SowSourceError, match=message):
         given.changes(**settings)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(SparkSession, "_streamingCheckpointManager"), reason="Spark repartitions from 4.2 on")
+def test_a_state_is_spread_over_other_numbers_of_partitions(given: Input) -> None:
+    """2 → 4 → 2: the same records, and each of them still expires."""
+    given.put(*[{"id": at, "name": f"n{at}", "n": at, **({"_ttl": "40s"} if at % 2 else {})} for at in range(40)])
+    query = given.start()
+    given.until(lambda: len(given.rows) == 40)
+    stop_state(query)
+    told = given.state(at=given.rows[0]._now)
+    assert len(told) == 40
+    for partitions in (4, 2):
+        repartition_state(given.spark, given.checkpoint, partitions)
+        assert given.state(at=given.rows[0]._now) == told
+    query = given.start()
+    given.until(lambda: len(given.rows) == 60)
+    assert {(row._op, row.id % 2) for row in given.rows[40:]} == {("expire", 1)}
+    query.stop()
+    repartition_refused(given)
+
+
+def repartition_refused(given: Input) -> None:
+    """A checkpoint whose last batch was cut off is refused."""
+    offsets = Path(given.checkpoint) / "offsets"
+    last = max(int(path.name) for path in offsets.iterdir() if path.name.isdigit())
+    shutil.copyfile(offsets / str(last), offsets / str(last + 1))
+    with pytest.raises(SowSourceError, match=f"BATCH_OPEN: batch {last + 1} was cut off"):
+        repartition_state(given.spark, given.checkpoint, 4)
