@@ -107,6 +107,10 @@ def read_state(
     told = _read_note(spark, checkpoint)
     if told is None:
         raise option_error("checkpoint", f"{checkpoint} has no state of the world")
+    if batch is None and _last(spark, f"{checkpoint}/commits") < 0:  # it has just been started
+        document = told["document"] or (f"payload {told['payload']}" if told["payload"] else "")
+        columns = ["_key STRING", document, "_version BIGINT, _publish_time TIMESTAMP, _expire_time TIMESTAMP"]
+        return spark.createDataFrame([], ", ".join(filter(None, columns)))
     reader = spark.read.format("statestore").option("stateVarName", "record")
     if batch is not None:
         reader = reader.option("batchId", batch)
