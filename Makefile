@@ -21,7 +21,7 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
+.PHONY: demo demo-cluster demo-scale test test-long test-fast test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist release-dry-run requirements \
 	proto client clean
 
@@ -30,6 +30,10 @@ demo: .venv/.server .venv/.flights
 
 demo-cluster: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.cluster
+
+# A state of the world on Spark into two servers and a table of Delta Lake (docs/scale.md); about two minutes.
+demo-scale: .venv/.installed .venv/.flights
+	.venv/bin/python -m examples.scale
 
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
