@@ -41,4 +41,4 @@ def test_all_four_places_have_the_same_flights() -> None:
     assert process.returncode == 0, out + errors
     assert "was killed in the middle" in out
     assert out.count("✓") == 2
-    assert len({line.partition(": ")[2] for line in out.splitlines() if "checksum " in line}) == 1
+    assert len({line.partition(": ")[2] for line in out.splitlines() if "flights, checksum" in line}) == 1
