@@ -21,7 +21,7 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: demo demo-cluster test test-long test-fast test-versions test-spark-versions test-lives \
+.PHONY: demo demo-cluster demo-scale test test-long test-fast test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist release-dry-run requirements \
 	proto client clean
 
@@ -30,6 +30,10 @@ demo: .venv/.server .venv/.flights
 
 demo-cluster: .venv/.server .venv/.flights
 	.venv/bin/python -m examples.cluster
+
+# A state of the world on Spark into two servers and a table of Delta Lake (docs/scale.md); about two minutes.
+demo-scale: .venv/.installed .venv/.flights
+	.venv/bin/python -m examples.scale
 
 test: .venv/.installed .venv/.flights
 	$(PYTEST) -m "not long" $(PYTEST_OPTIONS)
@@ -138,18 +142,16 @@ docs: .venv/.docs
 	@echo "build/site/index.html; with the search: .venv/bin/python -m http.server -d build/site"
 
 # The wheel and the sdist, in dist. hatchling builds both without any other environment.
-dist: .venv/.server
-	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
-	@rm -rf dist
-	$(call step,2/2 building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
+dist: .venv/.installed
+	@.venv/bin/python -m tools.state_jar && rm -rf dist
+	$(call step,building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
 	@ls -1 dist/*
 
 # Builds and checks what a release publishes, in dist, and publishes nothing: wheel, sdist and, where Node 20 is, the
 # package for npm. RELEASE_TAG=v0.1.0 also checks that the tag and the changelog name this version.
 RELEASE_TAG ?=
-release-dry-run: .venv/.server
-	$(call step,1/2 installing hatchling (a few seconds),$(PIP) 'hatchling>=1.27')
-	$(call step,2/2 building and checking (10 to 60 s),.venv/bin/python -m tools.release --tag '$(RELEASE_TAG)')
+release-dry-run: .venv/.installed
+	$(call step,building and checking (10 to 60 s),.venv/bin/python -m tools.release --tag '$(RELEASE_TAG)')
 
 # Writes requirements/*.txt anew: the versions that are installed here, which the tests ran with, and the hashes of all
 # their files, for every Python and system. uv has an environment of its own, as only this needs it.
@@ -186,6 +188,7 @@ clean:
 # What tests and checks need besides. PySpark is 450 MB of it to load, and is built on this machine.
 .venv/.installed: .venv/.server
 	$(call step,installing Spark and the tools of tests and checks (1 GB; 1 to 3 minutes),$(PIP) -e $(EVERYTHING))
+	@.venv/bin/python -m tools.state_jar
 	@touch $@
 
 .venv/.flights: .venv/.server

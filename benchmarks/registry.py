@@ -18,6 +18,7 @@ from benchmarks import (
     growing,
     guarding,
     hostile,
+    keeping,
     looking,
     publishing,
     querying,
@@ -83,6 +84,7 @@ BENCHMARKS: Final = (
     Benchmark("spark-write", "a bulk load from Spark", sparking.bulk_write, 900),
     Benchmark("spark-scale", "ten million records through Spark", sparking.scale, 3600),
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
+    Benchmark("spark-state", "the last value of each key, in Spark", keeping.state, 1800),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession, functions
+from pyspark.sql import DataFrame, SparkSession, functions
 
 FAILS: Final = 1
 ENDS: Final = 2
@@ -98,6 +98,37 @@ def captured(spark: SparkSession, server: str, topic: str, folder: str) -> objec
     return None
 
 
+def state(spark: SparkSession, server: str, topic: str, folder: str) -> object:
+    """A state of files of rows, into a topic, until the row with id -1 has come. It notes what each batch wrote."""
+    import sow_spark
+
+    files = spark.readStream.schema("id LONG, text STRING, n LONG, _op STRING, _ttl STRING")
+    stream = files.option("maxFilesPerTrigger", 1).json(f"{folder}/in")
+    changes = sow_spark.state_of_the_world(stream, key="/id", order="n", engine="jvm")
+    if topic == "noted":  # with the moments at which it dies
+
+        def note(batch: DataFrame, number: int) -> None:
+            rows = [row.asDict() for row in batch.orderBy("_key", "_version", "_op").collect()]
+            noted = Path(folder) / "noted"
+            noted.mkdir(exist_ok=True)
+            (noted / f"{number}-{os.getpid()}").write_text(json.dumps(rows, default=str))
+            kill = Path(folder) / f"kill-{number}"
+            if kill.exists():
+                kill.unlink()
+                os.killpg(0, signal.SIGKILL)
+
+        query = sow_spark.start_state(changes, note, checkpoint=f"{folder}/checkpoint", trigger="1s")
+    else:
+        sink = {"server": server, "topic": topic}
+        query = sow_spark.start_state(changes, sink, checkpoint=f"{folder}/checkpoint", trigger="1s")
+    while not sow_spark.read_state(spark, f"{folder}/checkpoint").where("id = -1").count():
+        assert query.isActive, query.exception()
+        time.sleep(0.5)
+    sow_spark.stop_state(query)
+    state = sow_spark.read_state(spark, f"{folder}/checkpoint").orderBy("_key")
+    return [[row["_key"], row["text"], row["n"]] for row in state.collect()]
+
+
 def many(spark: SparkSession, server: str, pattern: str) -> object:
     """One job over many topics: the number of records in each."""
     source = spark.read.format("sow").schema("_topic STRING").option("server", server).option("topicPattern", pattern)
@@ -112,7 +143,7 @@ def main(name: str, answer: str, *arguments: str) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    jobs = {"read": read, "write": write, "versions": versions, "captured": captured, "many": many}
+    jobs = {"read": read, "write": write, "versions": versions, "captured": captured, "state": state, "many": many}
     found = jobs[name](spark, *arguments)  # type: ignore[operator]  # each has its own arguments
     Path(answer).write_text(json.dumps(found))
 

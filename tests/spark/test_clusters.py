@@ -183,6 +183,103 @@ def test_a_capture_is_exactly_once_through_kills_of_driver_executors_and_server(
         assert Counter((row["_key"], row["valid_from"], row["text"]) for row in rows) == expected
 
 
+def write_rows(folder: Path, draw: random.Random) -> dict[str, tuple[str | None, int]]:
+    """Files of puts, deletes and rows that expire at once; returns the state that they make."""
+    (folder / "in").mkdir(parents=True)
+    state: dict[str, tuple[str | None, int]] = {}
+    for file in range(8):
+        rows = []
+        for at in range(300):
+            row: dict[str, object] = {"id": draw.randrange(100), "text": str(draw.random()), "n": file * 300 + at}
+            match draw.randrange(6):
+                case 0:
+                    row["_op"] = "delete"
+                case 1:
+                    row["_ttl"] = "0s"
+                case 2:
+                    row["_ttl"] = "1h"
+            if "_op" in row or row.get("_ttl") == "0s":
+                state.pop(str(row["id"]), None)
+            else:
+                state[str(row["id"])] = (str(row["text"]), file * 300 + at)
+            rows.append(row)
+        draw.shuffle(rows)
+        if file == 7:
+            rows.append({"id": -1, "n": 9_999})
+            state["-1"] = (None, 9_999)
+        (folder / "in" / f"{file}.json").write_text("\n".join(map(json.dumps, rows)))
+    return state
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_state_is_exact_through_kills_of_driver_executors_and_server(
+    cluster: SparkCluster, server: ServerProcess, client: Client, tmp_path: Path, seed: int
+) -> None:
+    """given rows in eight batches / when drivers, executors and the server are killed / then the topic has the state,
+    and each change of the state once"""
+    draw = random.Random(seed)
+    folder, answer = tmp_path / "state", tmp_path / "answer"
+    expected = write_rows(folder, draw)
+
+    def run() -> Job:
+        return cluster.submit(PROGRAM, "state", str(answer), server.address, "orders", str(folder))
+
+    def batches() -> int:
+        return len(list((folder / "checkpoint" / "commits").glob("[0-9]*")))
+
+    def offsets() -> int:
+        return len(list((folder / "checkpoint" / "offsets").glob("[0-9]*")))
+
+    for moment, victim in ((offsets, "driver"), (batches, "executors"), (offsets, "server"), (batches, "driver")):
+        job, before = run(), moment()
+        until(lambda: moment() > before or not job.runs, 5 * MINUTE, "a batch")  # noqa: B023 - called now
+        if victim == "executors":
+            for pid in cluster.executors():
+                os.kill(pid, signal.SIGKILL)
+        elif victim == "server":
+            server.kill9()
+            server.start()
+        if victim != "driver":  # it goes on by itself
+            before = batches()
+            until(lambda: batches() > before or not job.runs, 5 * MINUTE, "a batch")  # noqa: B023 - called now
+            assert batches() > before, job.log[-5_000:]
+        job.kill9()
+    run().ends_well()
+    told = {key: (text, n) for key, text, n in json.loads(answer.read_text())}
+    assert told == expected
+    served = {one.key: (one.data.get("text"), one.data["n"]) for one in client.query("orders")}
+    assert served == expected
+    puts = [json.loads(payload)["n"] for payload in journaled(client)]
+    assert len(puts) == len(set(puts)), "a change took effect twice"
+
+
+def journaled(client: Client) -> list[bytes]:
+    """The documents of the puts in the journal."""
+    plan = client.plan_changes("orders", start="earliest")
+    found = []
+    for packed in client.read_changes("orders", plan.start, plan.end, columns=("payload", "op")):
+        texts = memoryview(packed.payload_offsets).cast("i")
+        found += [packed.payloads[texts[row] : texts[row + 1]] for row in range(packed.count) if packed.ops[row] == 1]
+    return found
+
+
+def test_a_batch_of_a_state_that_is_repeated_is_the_same(cluster: SparkCluster, tmp_path: Path) -> None:
+    """given drivers that die after a batch was written, and before it is committed / when it runs again / then its rows
+    have the same versions and stamps"""
+    folder, answer = tmp_path / "state", tmp_path / "answer"
+    expected = write_rows(folder, random.Random(2))
+    for number in (1, 3):
+        (folder / f"kill-{number}").touch()
+        assert not cluster.submit(PROGRAM, "state", str(answer), "", "noted", str(folder)).succeeds()
+    cluster.submit(PROGRAM, "state", str(answer), "", "noted", str(folder)).ends_well()
+    assert {key: (text, n) for key, text, n in json.loads(answer.read_text())} == expected
+    noted: dict[str, set[str]] = {}
+    for file in (folder / "noted").iterdir():
+        noted.setdefault(file.name.partition("-")[0], set()).add(file.read_text())
+    assert len(list((folder / "noted").glob("1-*"))) == len(list((folder / "noted").glob("3-*"))) == 2
+    assert {len(texts) for texts in noted.values()} == {1}
+
+
 def publish(server: ServerProcess, over: threading.Event, seed: float) -> None:
     """Puts, deletes and lets expire, through restarts of the server, until it is over."""
     draw = random.Random(seed)

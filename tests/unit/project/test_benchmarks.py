@@ -78,6 +78,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "spark-write",
         "spark-scale",
         "spark-disturbance",
+        "spark-state",
     ]
 
 

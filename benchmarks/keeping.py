@@ -1,0 +1,179 @@
+"""A state of the world on Spark, against aggregations of Spark itself over the same rows, in one session.
+
+Each batch has two rows for each of its keys, and new keys. What counts is the CPU of the JVM and its Python workers for
+a batch. The first batches of each query warm it, and do not count.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody does
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sow_spark
+from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio
+from benchmarks.setting import Setting
+from benchmarks.spark_session import spark_session
+from sow_spark.state_queries import SETTINGS
+from tools import state_jar
+
+SCHEMA: Final = "id LONG, n LONG, name STRING, price DOUBLE, venue STRING, note STRING"
+WARM: Final = 4
+BATCHES: Final = 9
+TRIGGER: Final = "200 milliseconds"
+MAX_BY: Final = Target(1.6, f"{TIMES} max_by", at_least=False, ambition=1.0)
+COLUMNS: Final = Target(3.0, f"{TIMES} max_by", at_least=False)
+DISTINCT: Final = Target(3.0, f"{TIMES} dropDuplicates", at_least=False, ambition=2.0)
+PYTHON: Final = Target(80, f"{TIMES} the JVM", at_least=False, ambition=20)
+EXPIRY: Final = Target(3.0, f"{TIMES} an update", at_least=False, ambition=1.5)
+BYTES: Final = Target(2.0, f"{TIMES} keys and payloads", at_least=False)
+
+Query = Callable[[DataFrame], DataFrame]
+
+
+class Keeper:
+    """Owns the input of the queries, and runs one after the other."""
+
+    def __init__(self, spark: SparkSession, folder: Path, keys: int) -> None:
+        self._spark = spark
+        self._folder = folder
+        self.rows = 2 * keys
+        java = spark._jvm.java.lang.ProcessHandle.current()  # type: ignore[union-attr]  # there is a JVM
+        self._java = int(java.pid())
+        ids = spark.range(self.rows)
+        for number in range(BATCHES):
+            batch = ids.select(
+                (F.col("id") % keys + number * keys).alias("id"),
+                (F.col("id") + number * self.rows).alias("n"),
+                F.concat(F.lit("name"), F.col("id") % 97).alias("name"),
+                (F.col("id") * 0.5).alias("price"),
+                F.lit("XPAR").alias("venue"),
+                F.lit("x" * 60).alias("note"),
+            )
+            batch.coalesce(2).write.parquet(str(folder / "batches" / str(number)))
+
+    def measure(self, name: str, query: Query, mode: str = "append") -> list[float]:
+        """The CPU of a row in µs, of each batch that counts."""
+        into = self._folder / name
+        (into / "in").mkdir(parents=True)
+        stream = self._spark.readStream.schema(SCHEMA).parquet(str(into / "in"))
+        writer = query(stream).writeStream.outputMode(mode).foreachBatch(_drop)
+        started = writer.option("checkpointLocation", str(into / "checkpoint")).trigger(processingTime=TRIGGER).start()
+        costs: list[float] = []
+        try:
+            for number in range(BATCHES):
+                before = self._cpu_seconds()
+                files = list((self._folder / "batches" / str(number)).glob("*.parquet"))
+                for file in files:
+                    os.link(file, into / "in" / f"{number}-{file.name}")
+                self._await(started, (number + 1) * self.rows)
+                costs.append((self._cpu_seconds() - before) / self.rows * 1e6)
+        finally:
+            started.stop()
+        return costs[WARM:]
+
+    def expiries(self, name: str) -> list[float]:
+        """The CPU of an expiry in µs: that of rows which expire, without that of the same rows which stay."""
+        lived = self.measure(f"{name}-stay", lambda rows: _state(rows, "30d"))
+        gone = self.measure(f"{name}-go", lambda rows: _state(rows, "1ms"))
+        # Each of the two rows of a key is put; its record expires once, in a later batch.
+        return [2 * (statistics.median(gone) - one) for one in lived]
+
+    def bytes_kept(self, name: str) -> int:
+        """The size of the state in a checkpoint."""
+        return sum(
+            file.stat().st_size for file in (self._folder / name / "checkpoint" / "state").rglob("*") if file.is_file()
+        )
+
+    def _await(self, query: StreamingQuery, rows: int) -> None:
+        while sum(one["numInputRows"] for one in query.recentProgress) < rows:
+            assert query.exception() is None, query.exception()
+            time.sleep(0.02)
+
+    def _cpu_seconds(self) -> float:
+        """So far, of the JVM and all processes that it has started."""
+        parents: dict[int, int] = {}
+        spent: dict[int, int] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            parents[int(entry.name)] = int(fields[1])
+            spent[int(entry.name)] = sum(map(int, fields[11:15]))
+        ours = {self._java}
+        while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+            ours |= more
+        return sum(spent[pid] for pid in ours if pid in spent) / os.sysconf("SC_CLK_TCK")
+
+
+def _drop(batch: DataFrame, _: int) -> None:
+    batch.write.format("noop").mode("overwrite").save()
+
+
+def _state(rows: DataFrame, ttl: str | None = None, engine: str | None = "jvm") -> DataFrame:
+    """Documents as one column, as a source such as Kafka has them."""
+    payload = F.to_json(F.struct("*")).alias("payload")
+    rows = rows.select(payload, "n", *([F.lit(ttl).alias("_ttl")] if ttl else []))
+    return sow_spark.state_of_the_world(rows, key="/id", order="n", engine=engine)  # type: ignore[arg-type]  # one of the two
+
+
+def _last(rows: DataFrame) -> DataFrame:
+    payload = F.to_json(F.struct("*")).alias("payload")
+    return rows.select("id", "n", payload).groupBy("id").agg(F.max_by(F.struct("n", "payload"), "n").alias("last"))
+
+
+def state(setting: Setting) -> Iterator[Row]:
+    """The engines, and what Spark has."""
+    state_jar.main()
+    keys = setting.size(100_000, quick=10_000)
+    with spark_session(setting.directory / "spark") as spark:
+        keeper = Keeper(spark, setting.directory, keys)
+        for name, value in SETTINGS.items():
+            if not name.endswith("encodingFormat"):  # aggregations do not have it
+                spark.conf.set(name, value)
+        peers = {"max_by": keeper.measure("max_by", _last, "update")}
+        peers["dropDuplicates"] = keeper.measure("distinct", lambda rows: rows.dropDuplicates(["id"]))
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
+        ours = keeper.measure("jvm", _state)
+        columns = keeper.measure(
+            "columns", lambda rows: sow_spark.state_of_the_world(rows, key="/id", order="n", engine="jvm")
+        )
+        expiries = keeper.expiries("expiry")
+        size = keeper.bytes_kept("jvm")
+        few = Keeper(spark, setting.directory / "few", max(1_000, keys // 20))
+        python = few.measure("python", lambda rows: _state(rows, engine="python"))
+        as_few = few.measure("jvm", _state)
+    note = f"machine: {setting.machine}"
+    rows = f"batches of {keeper.rows:,} rows"
+    for case, cost, peer, target in (
+        (f"payloads, the JVM: {rows}", ours, peers["max_by"], MAX_BY),
+        (f"payloads, the JVM: {rows}", ours, peers["dropDuplicates"], DISTINCT),
+        (f"columns, the JVM: {rows}", columns, peers["max_by"], COLUMNS),
+        (f"payloads, Python: batches of {few.rows:,} rows", python, as_few, PYTHON),
+        (f"an expiry, the JVM: {rows}", expiries, ours, EXPIRY),
+    ):
+        yield Row(
+            case,
+            Figure(statistics.median(cost), MICROSECONDS),
+            peer=Figure(statistics.median(peer), MICROSECONDS),
+            judged=ratio(cost, peer),
+            target=target,
+            note=note,
+        )
+    stored = BATCHES * keys * 130  # 8 + about 122 bytes of key and payload
+    yield Row(
+        f"bytes of the checkpoint a record: {BATCHES * keys:,} records",
+        Figure(size / (BATCHES * keys), "B"),
+        judged=Figure(size / stored, TIMES),
+        target=BYTES,
+        note=note,
+    )

@@ -1,0 +1,222 @@
+"""Queries that keep a state of the world: how they start and stop, and what their checkpoint holds.
+
+[1]  A checkpoint belongs to one topic, key, engine and treatment of late rows, which a note in it tells. Other
+     settings may change at a restart, and count for later rows (rule L12).
+[2]  A query that is stopped inside a batch repeats that batch when it starts again, and cannot be repartitioned.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody does
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sow.durations import DurationError, parse_micros
+from sow_spark.errors import SowSourceError, option_error
+
+NOTE: Final = "sow-state.json"
+FIXED: Final = ("topic", "key", "engine", "late")
+"""The settings that a checkpoint cannot change [1]."""
+_STORE: Final = "spark.sql.streaming.stateStore."
+SETTINGS: Final = {
+    f"{_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{_STORE}encodingFormat": "avro",  # else no column of the state could ever be added
+    f"{_STORE}rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""Settings of Spark that a query has from its first run."""
+
+
+def start_state(
+    changes: DataFrame,
+    sink: Mapping[str, str] | Callable[[DataFrame, int], None],
+    *,
+    checkpoint: str,
+    trigger: str = "2s",
+    name: str | None = None,
+) -> StreamingQuery:
+    """Starts a query that writes the changes of `state_of_the_world`.
+
+    `sink` has the options of `format("sow")`, where each change takes effect once, or is a function of `foreachBatch`,
+    which may see a batch again after a crash. `trigger` is the time between two batches; expiries are late by at most
+    it, and a batch without rows costs about a second of CPU.
+
+    Raises SowSourceError: OPTION_INVALID, also for a checkpoint of another state [1].
+    """
+    spark = changes.sparkSession
+    told = _told(changes)
+    millis = _micros("trigger", trigger) // 1_000
+    _check_note(spark, checkpoint, told)
+    if callable(sink):
+        writer = changes.writeStream.foreachBatch(sink)
+    else:
+        # A row that was refused is no change, and these columns would be fields of the documents.
+        rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
+        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time").options(**sink)
+    writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
+    if name is not None:
+        writer = writer.queryName(name)
+    with _settings(spark):
+        return writer.start()
+
+
+def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
+    """Stops a query between two batches [2]; returns the number of its last batch, or -1.
+
+    Raises SowSourceError: NOT_STOPPED if it has no pause between batches for `timeout`, and still runs; BATCH_OPEN if a
+    batch began in the moment of the stop, which the next start repeats: nothing is lost.
+    """
+    until = time.monotonic() + _micros("timeout", timeout) / 1e6
+    root = query._jsq.streamingQuery().resolvedCheckpointRoot()  # Spark tells it nowhere else
+    spark = SparkSession.active()
+    pauses = 0
+    while query.isActive and pauses < 3:  # behind its time, a query has pauses that are shorter than a stop takes
+        pauses = 0 if query.status["isTriggerActive"] else pauses + 1
+        if time.monotonic() > until:
+            raise SowSourceError(
+                "NOT_STOPPED", f"there was no pause between batches for {timeout}", "a longer trigger or timeout"
+            )
+        time.sleep(0.005)
+    query.stop()
+    planned, committed = _last(spark, f"{root}/offsets"), _last(spark, f"{root}/commits")
+    if planned != committed:
+        raise SowSourceError(
+            "BATCH_OPEN", f"batch {planned} was cut off, and {committed} is the last whole one",
+            "start the query again, and stop it again; nothing is lost",
+        )  # fmt: skip
+    return committed
+
+
+def read_state(
+    spark: SparkSession, checkpoint: str, *, batch: int | None = None, at: datetime | None = None
+) -> DataFrame:
+    """The records of a state that have not expired at an instant, by default when an action runs (rule L8).
+
+    All of them are of one batch, by default the last one; also while the query runs. Columns: `_key`, the document,
+    `_version`, `_publish_time`, `_expire_time`. Raises SowSourceError (OPTION_INVALID) for a folder that is no
+    checkpoint of a state.
+    """
+    from sow_spark.state import alive, document_columns
+
+    told = _read_note(spark, checkpoint)
+    if told is None:
+        raise option_error("checkpoint", f"{checkpoint} has no state of the world")
+    if batch is None and _last(spark, f"{checkpoint}/commits") < 0:  # it has just been started
+        document = told["document"] or (f"payload {told['payload']}" if told["payload"] else "")
+        columns = ["_key STRING", document, "_version BIGINT, _publish_time TIMESTAMP, _expire_time TIMESTAMP"]
+        return spark.createDataFrame([], ", ".join(filter(None, columns)))
+    reader = spark.read.format("statestore").option("stateVarName", "record")
+    if batch is not None:
+        reader = reader.option("batchId", batch)
+    state = reader.load(checkpoint).where("value.payload IS NOT NULL")
+    rows = state.select(
+        F.col("key.*"),
+        *document_columns(F.col("value.payload"), told),
+        F.col("value.version").alias("_version"),
+        F.timestamp_micros("value.publish_time").alias("_publish_time"),
+        F.timestamp_micros("value.expire_time").alias("_expire_time"),
+    )
+    rows = rows.withColumnRenamed(rows.columns[0], "_key")
+    return rows if told["expiration"] == "disabled" else alive(rows, at)
+
+
+def repartition_state(spark: SparkSession, checkpoint: str, partitions: int) -> None:
+    """Spreads the state of a stopped query over another number of partitions. Needs Spark 4.2 or later.
+
+    Raises SowSourceError: BATCH_OPEN if the query was stopped inside a batch [2].
+    """
+    if not hasattr(spark, "_jsparkSession") or not hasattr(spark, "_streamingCheckpointManager"):
+        raise SowSourceError("UNIMPLEMENTED", "Spark repartitions states from version 4.2 on")
+    planned, committed = _last(spark, f"{checkpoint}/offsets"), _last(spark, f"{checkpoint}/commits")
+    if planned != committed:
+        raise SowSourceError(
+            "BATCH_OPEN", f"batch {planned} was cut off", "start the query again, and stop it by stop_state"
+        )
+    with _settings(spark):
+        spark._streamingCheckpointManager.repartition(checkpoint, partitions, False)
+
+
+def _micros(name: str, text: str) -> int:
+    try:
+        return parse_micros(text)
+    except DurationError as error:
+        raise option_error(name, str(error)) from None
+
+
+@contextmanager
+def _settings(spark: SparkSession) -> Iterator[None]:
+    """Spark copies the settings of its session when a query starts."""
+    before = {name: spark.conf.get(name, None) for name in SETTINGS}
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+# ---- the note ----
+
+
+def _told(changes: DataFrame) -> dict[str, Any]:
+    """The settings of the operator, which its column `_op` carries through what a program does with the frame."""
+    field = next((field for field in changes.schema.fields if field.name == "_op"), None)
+    text = None if field is None else field.metadata.get("sow_state")
+    if text is None:
+        raise option_error("changes", "it has no column _op of state_of_the_world")
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> None:
+    noted = _read_note(spark, checkpoint)
+    if noted is None and _last(spark, f"{checkpoint}/offsets") >= 0:
+        raise option_error("checkpoint", f"{checkpoint} is that of another query, and has no state of the world")
+    for name in FIXED if noted is not None else ():
+        if noted is not None and noted[name] != told[name]:
+            raise option_error(name, f"the state in {checkpoint} has {noted[name]!r}, not {told[name]!r}")
+    if noted != told:
+        files, path = _file(spark, f"{checkpoint}/{NOTE}")
+        out = files.create(path, True)
+        try:
+            out.write(bytearray(json.dumps(told, sort_keys=True).encode()))
+        finally:
+            out.close()
+
+
+def _read_note(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
+    files, path = _file(spark, f"{checkpoint}/{NOTE}")
+    if not files.exists(path):
+        return None
+    into = files.open(path)
+    try:
+        text = bytes(into.readAllBytes()).decode()
+    finally:
+        into.close()
+    told: dict[str, Any] = json.loads(text)
+    return told
+
+
+def _last(spark: SparkSession, folder: str) -> int:
+    """The highest number that is the name of a file in a log of Spark; -1 for none."""
+    files, path = _file(spark, folder)
+    if not files.exists(path):
+        return -1
+    names = [one.getPath().getName() for one in files.listStatus(path)]
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """The file system of a path, as Spark reaches it, and the path."""
+    made = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # there is one where there is Java
+    return made.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), made

@@ -1,0 +1,234 @@
+"""A state of the world on Spark: real queries, with both engines (docs/scale.md)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sow_spark.errors import SowSourceError
+from sow_spark.state import JAR, state_of_the_world
+from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
+from tests.support.servers.server import ROOT, ServerProcess
+from tools import state_jar
+
+SCHEMA: Final = "id LONG, name STRING, v DOUBLE, n LONG, _op STRING, _ttl STRING, _ttl_mode STRING, _only_if STRING"
+
+
+@pytest.fixture(scope="module", params=["jvm", pytest.param("python", marks=pytest.mark.long)])
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "jvm":
+        if shutil.which("javac") is None and not (ROOT / "spark_connector" / "sow_spark" / JAR).is_file():
+            pytest.skip("there is no javac to compile the engine with")
+        state_jar.main()
+    return str(request.param)
+
+
+class Input:
+    """A folder of JSON files, each of which is a micro-batch, and a query on it."""
+
+    def __init__(self, spark: SparkSession, folder: Path, engine: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.engine = engine
+        self.checkpoint = str(folder / "checkpoint")
+        self.rows: list[Row] = []
+        self.query: StreamingQuery | None = None
+        self._files = 0
+        (folder / "in").mkdir()
+
+    def put(self, *rows: dict[str, object]) -> None:
+        """Adds a file at once."""
+        made = self.folder / "made"
+        made.write_text("\n".join(map(json.dumps, rows)))
+        self._files += 1
+        made.rename(self.folder / "in" / f"{self._files:04}.json")
+
+    def stream(self, schema: str = SCHEMA) -> DataFrame:
+        return self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(self.folder / "in"))
+
+    def changes(self, **settings: Any) -> DataFrame:
+        return state_of_the_world(
+            self.stream(), **{"topic": "t", "key": "/id", "order": "n", "engine": self.engine, **settings}
+        )
+
+    def start(self, **settings: Any) -> StreamingQuery:
+        def collect(batch: DataFrame, _: int) -> None:
+            self.rows.extend(batch.collect())
+
+        self.query = start_state(self.changes(**settings), collect, checkpoint=self.checkpoint, trigger="1s")
+        return self.query
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Waits for the query to bring something about."""
+        began = time.monotonic()
+        while not condition():
+            assert self.query is not None
+            assert self.query.exception() is None, self.query.exception()
+            assert time.monotonic() - began < 120, self.rows
+            time.sleep(0.02)
+
+    def of(self, key: str | None) -> list[str]:
+        """What has happened to a key."""
+        return [row._op if row._op != "refused" else row._reason for row in self.rows if row._key == key]
+
+    def state(self, **options: Any) -> dict[str, tuple[Any, ...]]:
+        return {row._key: (row.name, row.v) for row in read_state(self.spark, self.checkpoint, **options).collect()}
+
+
+@pytest.fixture
+def given(spark: SparkSession, tmp_path: Path, engine: str) -> Iterator[Input]:
+    made = Input(spark, tmp_path, engine)
+    yield made
+    if made.query is not None:
+        made.query.stop()
+
+
+def test_a_state_is_kept_expires_and_goes_on_after_a_stop(given: Input) -> None:
+    """L7, L9, L10, L11: also what fell due while no query ran, and without new rows."""
+    given.put(
+        {"id": 1, "name": "a", "n": 1},
+        {"id": 1, "v": 2.5, "_op": "delta", "n": 5},
+        {"id": 1, "_op": "put", "name": "z", "_only_if": "absent", "n": 6},
+        {"id": 2, "name": "b", "_ttl": "300ms", "n": 2},
+        {"name": "without a key", "n": 3},
+        {"id": 3, "_ttl": "0s", "n": 4},
+    )
+    query = given.start()
+    given.until(lambda: "expire" in given.of("2"))
+    assert given.of("1") == ["put", "put", "CONDITION_FAILED"]
+    assert given.of("3") == ["put", "expire"]
+    assert given.of(None) == ["KEY_FIELD_MISSING"]
+    first, expired = (row for row in given.rows if row._key == "2")
+    assert (first.name, expired.name, expired._version) == ("b", "b", first._version)
+    assert first._expire_time - first._now == timedelta(milliseconds=300)
+    assert expired._now >= expired._expire_time
+    assert expired._batch > first._batch
+    assert {row._topic for row in given.rows} == {"t"}
+    given.put({"id": 4, "name": "d", "_ttl": "3s", "n": 7})
+    given.until(lambda: given.of("4"))
+    stop_state(query)
+    assert given.state(at=expired._now)["4"] == ("d", None)
+    assert given.state(at=datetime.now(UTC) + timedelta(hours=1)) == {"1": ("a", 2.5)}
+    assert given.state(batch=first._batch, at=first._now) == {"1": ("a", 2.5), "2": ("b", None)}
+    query = given.start()
+    given.until(lambda: given.of("4") == ["put", "expire"])
+    given.put({"id": 1, "_op": "delete", "n": 1})
+    given.until(lambda: given.of("1")[-1] == "delete")
+    stop_state(query)
+    assert given.state() == {}
+    for wrong in ({"key": "/name"}, {"topic": "u"}, {"late": "drop"}):
+        with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option {next(iter(wrong))}: the state in"):
+            given.start(**wrong)
+
+
+def test_rows_that_come_late_are_refused_when_it_is_asked_for(given: Input) -> None:
+    given.put({"id": 1, "name": "new", "n": 10})
+    given.start(late="drop", tombstones="1h")
+    given.until(lambda: given.of("1") == ["put"])
+    given.put({"id": 1, "name": "old", "n": 9})
+    given.until(lambda: given.of("1") == ["put", "STALE"])
+    given.put({"id": 1, "_op": "delete", "n": 11})
+    given.until(lambda: given.of("1")[2:] == ["delete"])
+    given.put({"id": 1, "name": "old", "n": 10}, {"id": 1, "name": "next", "n": 12})
+    given.until(lambda: given.of("1")[3:] == ["STALE", "put"])
+    versions = [row._version for row in given.rows if row._op in ("put", "delete")]
+    assert versions == sorted(set(versions)), "also over a removal"
+
+
+def test_a_topic_follows_a_state(given: Input, server: ServerProcess) -> None:
+    """Each change takes effect once; puts with their expire time, deletes and expiries as deletes."""
+    topic = f"state.{given.engine}"
+    with server.client() as client:
+        client.create_topic(topic, key=["/id"], expiration="enabled")
+        rows: list[dict[str, object]] = [{"id": at, "n": at, "_ttl": "1h" if at % 2 else None} for at in range(20)]
+        given.put(*rows)
+        sink = {"server": server.address, "topic": topic}
+        changes = given.changes(topic="")
+        given.query = start_state(changes, sink, checkpoint=given.checkpoint, trigger="1s")
+        given.until(lambda: client.count(topic) == 20)
+        given.put({"id": 3, "_op": "delete", "n": 30}, {"id": 4, "v": 0.5, "_op": "delta", "n": 31})
+        given.until(lambda: client.count(topic) == 19)
+        stop_state(given.query)
+        held = {row._key: row for row in read_state(given.spark, given.checkpoint).collect()}
+        found = {record.key: record for record in client.query(topic)}
+        assert found.keys() == held.keys()
+        for key, row in held.items():
+            assert found[key].data == {name: row[name] for name in ("id", "name", "v", "n") if row[name] is not None}
+            assert (found[key].expire_time is None) == (row._expire_time is None)
+
+
+def test_a_payload_stays_as_it_came(given: Input) -> None:
+    """Text that is no JSON is refused, and numbers keep their digits."""
+    given.put({"payload": '{"id":"x","n":1.50}', "at": 1}, {"payload": "{", "at": 2})
+    stream = given.stream("payload STRING, at LONG, _key STRING")
+    changes = state_of_the_world(stream, key=(), order="at", engine=given.engine)  # type: ignore[arg-type]  # a fixture's text
+    given.put({"payload": '{"n":1.50}', "at": 3, "_key": "k"})
+    given.query = start_state(
+        changes, lambda batch, _: given.rows.extend(batch.collect()), checkpoint=given.checkpoint, trigger="1s"
+    )
+    given.until(lambda: len(given.rows) == 3)
+    assert sorted((row._key or "", row._op, row._reason or "", row.payload) for row in given.rows) == [
+        ("", "refused", "KEY_REQUIRED", '{"id":"x","n":1.50}'),
+        ("", "refused", "PAYLOAD_MALFORMED", "{"),
+        ("k", "put", "", '{"n":1.50}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"key": "id"}, "key: 'id' is no path"),
+        ({"order": "name"}, "order: name is string"),
+        ({"order": "gone"}, "order: there is no column 'gone'"),
+        ({"order": ()}, "order: give a column"),
+        ({"key": ()}, "key: the rows have no column _key"),
+        ({"expiration": "5"}, "expiration: duration '5' misses a unit"),
+        ({"expiration": "reject", "max_ttl": "1h"}, "max_ttl: without effect with expiration = reject"),
+        ({"min_ttl": "2h", "max_ttl": "1h"}, "min_ttl: 2h is more than max_ttl, 1h"),
+        ({"late": "never"}, "late: 'never' is neither apply nor drop"),
+        ({"engine": "c"}, "engine: 'c' is neither jvm nor python"),
+        ({"tombstones": "1h"}, "tombstones: without effect with late = apply"),
+    ],
+)
+def test_a_wrong_setting_is_named(spark: SparkSession, tmp_path: Path, settings: Any, message: str) -> None:
+    given = Input(spark, tmp_path, "python")
+    with pytest.raises(SowSourceError, match=message):
+        given.changes(**settings)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(SparkSession, "_streamingCheckpointManager"), reason="Spark repartitions from 4.2 on")
+def test_a_state_is_spread_over_other_numbers_of_partitions(given: Input) -> None:
+    """2 → 4 → 2: the same records, and each of them still expires."""
+    given.put(*[{"id": at, "name": f"n{at}", "n": at, **({"_ttl": "40s"} if at % 2 else {})} for at in range(40)])
+    query = given.start()
+    given.until(lambda: len(given.rows) == 40)
+    stop_state(query)
+    told = given.state(at=given.rows[0]._now)
+    assert len(told) == 40
+    for partitions in (4, 2):
+        repartition_state(given.spark, given.checkpoint, partitions)
+        assert given.state(at=given.rows[0]._now) == told
+    query = given.start()
+    given.until(lambda: len(given.rows) == 60)
+    assert {(row._op, row.id % 2) for row in given.rows[40:]} == {("expire", 1)}
+    query.stop()
+    repartition_refused(given)
+
+
+def repartition_refused(given: Input) -> None:
+    """A checkpoint whose last batch was cut off is refused."""
+    offsets = Path(given.checkpoint) / "offsets"
+    last = max(int(path.name) for path in offsets.iterdir() if path.name.isdigit())
+    shutil.copyfile(offsets / str(last), offsets / str(last + 1))
+    with pytest.raises(SowSourceError, match=f"BATCH_OPEN: batch {last + 1} was cut off"):
+        repartition_state(given.spark, given.checkpoint, 4)

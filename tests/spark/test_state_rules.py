@@ -1,0 +1,137 @@
+"""The rules of a state on Spark: a store under a fake clock, Python and Java give the same changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from sow.durations import parse_micros
+from tests.support.oracles.state_programs import comparable, in_a_store, in_python, program
+from tests.support.servers.server import ROOT
+from tests.support.stores.stores import SECOND, START
+from tools.state_jar import SOURCES, compiled
+
+CASES: Final[list[dict[str, Any]]] = json.loads((ROOT / "tests" / "cases" / "lifetimes.json").read_text())
+needs_javac = pytest.mark.skipif(shutil.which("javac") is None, reason="there is no javac to compile the engine with")
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs programs in Java, all in one process."""
+    path = compiled(tmp_path_factory.mktemp("classes"), SOURCES, ROOT / "tests" / "spark" / "java")
+
+    def run(programs: list[dict[str, Any]]) -> list[Any]:
+        command = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", path, "sow.spark.Programs"]
+        lines = "\n".join(map(json.dumps, programs))
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, done.stderr
+        return list(map(json.loads, done.stdout.splitlines()))
+
+    return run
+
+
+def plain(told: Any) -> Any:
+    """With lists in place of tuples, as JSON has them."""
+    return json.loads(json.dumps(told))
+
+
+def case_program(case: dict[str, Any]) -> dict[str, Any]:
+    """A record that is there, if the case has one, and ten seconds later an update."""
+
+    def row(ttl: str | None, mode: str | None, order: int) -> dict[str, Any]:
+        ago = ttl is not None and ttl.startswith("at ")
+        return {
+            "op": "put",
+            "payload": json.dumps({"id": 1, "n": order}),
+            "key": None,
+            "ttl": None if ago else ttl,
+            "expire_time_micros": START + parse_micros(str(ttl)[3:]) if ago else None,
+            "ttl_mode": mode,
+            "only_if": None,
+            "only_if_version": None,
+            "ord": [order],
+        }
+
+    def micros(name: str) -> int | None:
+        return parse_micros(case[name]) if name in case else None
+
+    settings = {
+        "expiration": case["expiration"],
+        "default_ttl_micros": micros("default"),
+        "min_ttl_micros": micros("min_ttl"),
+        "max_ttl_micros": micros("max_ttl"),
+        "tombstones_micros": None,
+    }
+    batches = [{"now": START, "rows": [row(case["present"], None, 1)] if "present" in case else []}]
+    batches.append({"now": START + 10 * SECOND, "rows": [row(case.get("ttl"), case.get("ttl_mode"), 2)]})
+    return {"settings": settings, "key": [["id"]], "batches": batches}
+
+
+def outcome(told: Any) -> str:
+    """The expire time of the update from the first instant, as a case names it, or why it was refused."""
+    _, _, _, stamp, reason = next(one for one in comparable(told)[1]["1"] if one[1] == '{"id": 1, "n": 2}' or one[4])
+    return reason or ("never" if stamp is None else f"{(stamp - START) // SECOND}s")
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['rule']}-{at}" for at, case in enumerate(CASES)])
+def test_the_table_of_lifetimes(case: dict[str, Any], tmp_path: Path) -> None:
+    """L3, L4, L6, L18: in a store, and in Python."""
+    made = case_program(case)
+    in_store, by_rules = in_a_store(made, tmp_path), in_python(made)
+    assert in_store == comparable(by_rules)
+    assert outcome(by_rules) == case["expires"]
+
+
+@needs_javac
+def test_the_table_of_lifetimes_in_java(java: Any) -> None:
+    made = [case_program(case) for case in CASES]
+    for case, told in zip(CASES, java(made), strict=True):
+        assert outcome(told) == case["expires"], case
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
+def test_random_programs_are_the_same_in_a_store_and_in_python(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + (2_000 if first else 40)):
+        made = program(seed)
+        assert comparable(in_python(made)) == in_a_store(made, tmp_path / str(seed)), f"seed {seed}"
+
+
+@needs_javac
+@pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
+def test_random_programs_are_the_same_in_java_and_in_python(first: int, java: Any) -> None:
+    """Also with rows that come late, whose tombstones a store does not have."""
+    seeds = range(first, first + (20_000 if first else 300))
+    made = [program(seed, late=seed % 2 == 1) for seed in seeds]
+    for seed, one, told in zip(seeds, made, java(made), strict=True):
+        assert plain(in_python(one)) == told, f"seed {seed}"
+
+
+KEYS: Final = [
+    *("1", "1.0", "-0.0", "0.1", "1e22", "1.2345678901234568e+20", "123456789012345680000", "1e-7", "2e23", "5e-324"),
+    *("2.2250738585072014e-308", "9007199254740993", "9007199254740993.0", "1E5", "123456789.125", "1e16", "1.5e16"),
+    *("true", '"true"', '"a|b"', '"a\\\\b"', '"\\u00fc"', '""', "null", "[1]", "{}", '"\\ud800"', "0.00001", "1e300"),
+]
+"""Values of a key field, as JSON."""
+
+
+@needs_javac
+def test_keys_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
+    """K4, K5: whatever form a number has."""
+    rows = [
+        {**case_program(CASES[0])["batches"][1]["rows"][0], "payload": f'{{"id":{value}}}', "ord": [at], "ttl": None}
+        for at, value in enumerate(KEYS)
+    ]
+    settings = dict.fromkeys(("default_ttl_micros", "min_ttl_micros", "max_ttl_micros", "tombstones_micros"))
+    made = {
+        "settings": {"expiration": "enabled", **settings},
+        "key": [["id"]],
+        "batches": [{"now": START, "rows": rows}],
+    }
+    by_rules = in_python(made)
+    assert comparable(by_rules) == in_a_store(made, tmp_path)
+    assert plain(by_rules) == java([made])[0]
