@@ -197,6 +197,26 @@ def test_an_answer_that_is_invalidated_while_it_is_made_is_not_kept(client: Clie
     assert price_of("tea") == 2
 
 
+def test_an_answer_that_comes_before_the_lock_is_taken_is_returned(server: ServerProcess, client: Client) -> None:
+    class Late(Client):
+        """Another caller stores its answer right after this one has found none."""
+
+        def get(self, topic: str, key: Any, **named: Any) -> Any:
+            found = super().get(topic, key, **named)
+            if found is None:
+                client.publish(topic, {"value": "of another"}, key=key)
+            return found
+
+    with Late(server.address) as late:
+
+        @cached("5m", server=late)
+        def answer() -> str:
+            return "its own"
+
+        assert answer() == "of another"
+    assert client.count("cache") == 1, "the lock is free"
+
+
 def test_a_task_that_is_cancelled_frees_the_lock(server: ServerProcess, client: Client) -> None:
     async def program() -> None:
         async with AsyncClient(server.address) as own:
@@ -291,7 +311,9 @@ def test_methods_and_several_kinds_of_arguments(client: Client) -> None:
         "ä" * 900,
     ]
     assert [kind_of(value) for value in values] == [repr(value) for value in values]
-    assert [kind_of(value, also=None) for value in values] == [repr(value) for value in values]
+    assert client.count("cache", "@key CONTAINS 'kind_of'") == len(values)
+    assert [kind_of(value=value, also=None) for value in values] == [repr(value) for value in values]
+    assert client.count("cache", "@key CONTAINS 'kind_of'") == len(values), "they are the same calls"
     for odd in (datetime.date(2026, 1, 1), object(), [object()], float("nan")):
         with pytest.raises(TypeError, match=r"@cached: value of .*kind_of is no literal; make a key of it"):
             kind_of(odd)

@@ -113,6 +113,20 @@ def test_tests_share_a_server_and_meet_nothing_of_each_other(run_pytest: Pytest)
     assert '"ready"' not in of_last_test.partition("short test summary")[0], "the log of others is not shown"
 
 
+def test_each_worker_of_xdist_has_a_server_of_its_own(run_pytest: Pytest, tmp_path: Path) -> None:
+    done = run_pytest(
+        "import os\nfrom pathlib import Path\ndef test_it(sow_server, sow_clock):\n"
+        "    sow_server.client.publish('settings', b'{}', key=os.environ['PYTEST_XDIST_WORKER'], ttl='1h')\n"
+        "    assert sow_server.client.count('settings') == 1\n"
+        "    sow_clock.advance('1h')\n"
+        "    Path(os.environ['PYTEST_XDIST_WORKER']).write_text(sow_server.address)\n",
+        *("-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"),
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    first, second = ((tmp_path / worker).read_text() for worker in ("gw0", "gw1"))
+    assert first != second
+
+
 def test_our_own_example_uses_the_fixtures(run_pytest: Pytest) -> None:
     done = run_pytest("", "-q", "-p", "no:cacheprovider", "examples/testing", folder=ROOT)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
