@@ -72,8 +72,8 @@ def test_5_time_goes_forward(sow_clock):
 def test_6_fails(sow_server):
     from sow_client import Client
     sow_server.client.publish("noted", b"{}", key="a")
-    Path("log").write_text(sow_server._server.log())
-    with sow_server._server._log.open("a") as log:
+    Path("log").write_text(sow_server.process.log())
+    with sow_server.process._log.open("a") as log:
         log.write("said in test 6\\n")
     assert False
 """
@@ -156,7 +156,7 @@ def test_a_configuration_that_is_refused_is_an_error_with_its_line(run_pytest: P
 def test_the_server_ends_with_a_pytest_that_is_killed(run_pytest: Pytest, tmp_path: Path) -> None:
     done = run_pytest(
         "import os, signal\nfrom pathlib import Path\ndef test_it(sow_server):\n"
-        "    Path('pid').write_text(str(sow_server._server._process.pid))\n"
+        "    Path('pid').write_text(str(sow_server.process._process.pid))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n",
         "-q",
     )
