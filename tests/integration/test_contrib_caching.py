@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pytest
 
-from sow_client import AsyncClient, Client, InvalidArgument, Unavailable
+from sow_client import AsyncClient, Client, InvalidArgument, ResourceExhausted, Unavailable
 from sow_client.contrib.caching import cached
 from tests.support.servers.clocked_server import STORE_FILE
 from tests.support.servers.forked_commands import PATHS
@@ -253,6 +253,19 @@ def test_a_store_that_is_away_is_done_without_or_tells(client: Client) -> None:
     with pytest.raises(Unavailable):
         cached("5m", server=nobody, when_away="raise")(answer)()
     assert len(calls) == 2
+
+
+def test_a_store_that_is_full_is_done_without(client: Client) -> None:
+    client.create_topic("small", expiration="enabled", max_records=1)
+
+    @cached("5m", server=client, topic="small")
+    def answer(number: int) -> int:
+        return number
+
+    assert [answer(1), answer(2), answer(3)] == [1, 2, 3]
+    assert client.count("small") == 1
+    with pytest.raises(ResourceExhausted):
+        cached("5m", server=client, topic="small", when_away="raise")(answer)(4)
 
 
 def test_a_store_that_goes_away_during_the_call_costs_no_second_call(tmp_path: Path) -> None:

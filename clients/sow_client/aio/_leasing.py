@@ -209,17 +209,17 @@ class AsyncLease(_process.Owned):
         async with self._lock:
             held = {} if self.lost else self._core.held.pop(topic, {})
             changes = [
-                Collected(data, key, lifetime_message(ttl, None), None, removes=False) for key, data, ttl in puts
+                Collected(None, key, None, _writes.condition(only_if_version=one.version), removes=True)
+                for key, one in held.items()
             ]
-            for key, one in held.items():
-                condition = _writes.condition(only_if_version=one.version)
-                changes.append(Collected(None, key, None, condition, removes=True))
+            for key, data, ttl in puts:
+                changes.append(Collected(data, key, lifetime_message(ttl, None), None, removes=False))
             try:
                 if held:
                     await self._client._commit(topic, durability, changes)
             except PublishFailed as failed:
                 if failed.reason != "CONDITION_FAILED":
-                    raise
+                    raise (failed.__cause__ or failed) from None
                 return False
             return bool(held)
 

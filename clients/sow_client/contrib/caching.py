@@ -26,7 +26,6 @@ from sow_client._records import Ttl, ttl_micros
 from sow_client.contrib._clients import client_of, finished, settled
 
 P = ParamSpec("P")
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 KEY_CHARACTERS_MAX: Final = 250  # in UTF-8 a key has 1,024 bytes at most (rule K8)
@@ -67,7 +66,7 @@ class cached:  # noqa: N801 - it is used as a decorator
         if self.when_away not in ("call", "raise"):
             raise ValueError(f'when_away: {self.when_away!r} is neither "call" nor "raise"')
 
-    def __call__(self, function: Callable[P, T]) -> Cached[P, T]:
+    def __call__(self, function: Callable[P, T_co]) -> Cached[P, T_co]:
         @wraps(function)
         def call(*args: P.args, **named: P.kwargs) -> Any:
             return finished(self._answer(function, args, named))
@@ -83,7 +82,7 @@ class cached:  # noqa: N801 - it is used as a decorator
 
         made: Any = awaited if inspect.iscoroutinefunction(function) else call
         made.invalidate = take_back if made is awaited else lambda *args, **named: finished(take_back(*args, **named))
-        return cast(Cached[P, T], made)
+        return cast(Cached[P, T_co], made)
 
     def _key(self, function: Callable[..., object], args: tuple[object, ...], named: dict[str, object]) -> str:
         if self.key is not None:
@@ -108,7 +107,8 @@ class cached:  # noqa: N801 - it is used as a decorator
                     lease = client.lease(self.lease)
                     if (found := await self._found(client, lease, key)) is not None:
                         return found["value"]
-            answer: Any = decode(encode({"value": await settled(function(*args, **named))}))
+            made = function(*args, **named)
+            answer: Any = decode(encode({"value": await made if isinstance(client, AsyncClient) else made}))
             if lease is not None:
                 with self._heeding():
                     await settled(lease._end_with(self.topic, [(key, answer, self.ttl)], "buffered"))  # [2]
