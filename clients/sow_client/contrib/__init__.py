@@ -1,1 +1,1 @@
-"""Parts for frameworks: `caching` keeps answers of functions, `django` is a cache of Django, `starlette` has sessions."""
+"""Parts for frameworks: `caching` keeps answers of functions, `django` is a cache, `starlette` has sessions."""
