@@ -7,7 +7,6 @@ every error at start-up, with one message on standard error and no traceback.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import shutil
 import sys
@@ -55,7 +54,6 @@ def main(arguments: Sequence[str] | None = None, *, time_source: TimeSource | No
 
 
 def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
-    gc.disable()  # until the server runs (`app`): it would look through what stays, for a seventh of the start
     # Not at the top: --help and --version should answer at once, also without the server's libraries.
     from sow_server import config, logs
 

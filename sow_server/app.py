@@ -581,4 +581,3 @@ def _tune_gc() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
-    gc.enable()
