@@ -23,6 +23,7 @@ PACKAGES = (
     Package("sow", "proto"),
     Package("sow_client", "clients"),
     Package("sow_cli", "clients"),
+    Package("sow_pytest", "clients"),
     Package("sow_peering", "replication"),
     Package("sow_replication", "replication"),
     Package("sow_spark", "spark_connector"),

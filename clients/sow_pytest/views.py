@@ -24,7 +24,7 @@ class ServerOfTest:
         server.number += 1
         self.prefix: Final = f"test_{server.number}_{re.sub(r'[^A-Za-z0-9]+', '_', test)[:NAME_MAX].strip('_')}_"
         """The begin of the names that `topic` makes."""
-        self._server = server
+        self.process: Final = server
         self._log_begin = server.log_bytes()
         self._clients: list[Client] = []
         self.client: Final = self.connect()
@@ -35,12 +35,12 @@ class ServerOfTest:
     @property
     def address(self) -> str:
         """Host and port."""
-        return self._server.address
+        return self.process.address
 
     @property
     def log(self) -> str:
         """The end of what the server has logged since the test began."""
-        return self._server.log(self._log_begin)[-LOG_CHARACTERS_MAX:]
+        return self.process.log(self._log_begin)[-LOG_CHARACTERS_MAX:]
 
     def connect(self) -> Client:
         """Another client. It is closed at the end of the test."""
@@ -55,19 +55,6 @@ class ServerOfTest:
         """Creates a topic for this test, with the settings of `Client.create_topic`, and returns its whole name, which
         no other test has. If the test has made it before, it stays as it is."""
         return self.client.create_topic(self.prefix + name, exist_ok=True, **settings).name
-
-    def advance(self, micros: int) -> None:
-        """Moves the time forward, and returns when all that is overdue then has expired. Raises TimeoutError."""
-        self._server.move(micros)
-        give_up = time.monotonic() + SWEEP_SECONDS
-        while True:
-            # A write wakes the writer, which would otherwise look at the clock once a second.
-            self.client.publish(NUDGE_TOPIC, b"{}", key="now", durability="buffered")
-            if not any(topic.overdue for topic in self.client.expiry_horizon(spans=[]).topics):
-                return
-            if time.monotonic() > give_up:
-                raise TimeoutError(f"the server has not removed all overdue records within {SWEEP_SECONDS:g} s")
-            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         """Deletes what the test has made, and closes its clients."""
@@ -96,4 +83,13 @@ class Clock:
         """Moves it forward by a duration such as "1h", a timedelta, or seconds. When this returns, no record whose
         lifetime is over by then is left: its expiry is committed and on its way to subscribers. Raises InvalidArgument
         for a negative duration, as the time of a server never goes back."""
-        self._server.advance(ttl_micros(by, "by"))
+        self._server.process.move(ttl_micros(by, "by"))
+        client, give_up = self._server.client, time.monotonic() + SWEEP_SECONDS
+        while True:
+            # A write wakes the writer, which would otherwise look at the clock once a second.
+            client.publish(NUDGE_TOPIC, b"{}", key="now", durability="buffered")
+            if not any(topic.overdue for topic in client.expiry_horizon(spans=[]).topics):
+                return
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"the server has not removed all overdue records within {SWEEP_SECONDS:g} s")
+            time.sleep(LOOK_SECONDS)

@@ -72,8 +72,8 @@ def test_5_time_goes_forward(sow_clock):
 def test_6_fails(sow_server):
     from sow_client import Client
     sow_server.client.publish("noted", b"{}", key="a")
-    Path("log").write_text(sow_server._server.log())
-    with sow_server._server._log.open("a") as log:
+    Path("log").write_text(sow_server.process.log())
+    with sow_server.process._log.open("a") as log:
         log.write("said in test 6\\n")
     assert False
 """
@@ -113,6 +113,20 @@ def test_tests_share_a_server_and_meet_nothing_of_each_other(run_pytest: Pytest)
     assert '"ready"' not in of_last_test.partition("short test summary")[0], "the log of others is not shown"
 
 
+def test_each_worker_of_xdist_has_a_server_of_its_own(run_pytest: Pytest, tmp_path: Path) -> None:
+    done = run_pytest(
+        "import os\nfrom pathlib import Path\ndef test_it(sow_server, sow_clock):\n"
+        "    sow_server.client.publish('settings', b'{}', key=os.environ['PYTEST_XDIST_WORKER'], ttl='1h')\n"
+        "    assert sow_server.client.count('settings') == 1\n"
+        "    sow_clock.advance('1h')\n"
+        "    Path(os.environ['PYTEST_XDIST_WORKER']).write_text(sow_server.address)\n",
+        *("-q", "-n", "2", "--dist", "each", "-p", "no:cacheprovider"),
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    first, second = ((tmp_path / worker).read_text() for worker in ("gw0", "gw1"))
+    assert first != second
+
+
 def test_our_own_example_uses_the_fixtures(run_pytest: Pytest) -> None:
     done = run_pytest("", "-q", "-p", "no:cacheprovider", "examples/testing", folder=ROOT)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
@@ -142,7 +156,7 @@ def test_a_configuration_that_is_refused_is_an_error_with_its_line(run_pytest: P
 def test_the_server_ends_with_a_pytest_that_is_killed(run_pytest: Pytest, tmp_path: Path) -> None:
     done = run_pytest(
         "import os, signal\nfrom pathlib import Path\ndef test_it(sow_server):\n"
-        "    Path('pid').write_text(str(sow_server._server._process.pid))\n"
+        "    Path('pid').write_text(str(sow_server.process._process.pid))\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n",
         "-q",
     )

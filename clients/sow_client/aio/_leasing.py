@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self
@@ -14,16 +14,19 @@ from sow_client._documents import Document
 from sow_client._flags import AioFlag
 from sow_client._keys import Key, optional_key
 from sow_client._lease_core import Joining, LeaseCore, Seen, lease_now
+from sow_client._lifetimes import lifetime_message
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client._workers import AioLock, AioWorker
 from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._publishing import AsyncPublishing
 from sow_client.aio._reading import AsyncReading
+from sow_client.aio._transactions import Collected
 from sow_client.errors import (
     DeadlineExceeded,
     LeaseLost,
     NotFound,
     PermissionDenied,
+    PublishFailed,
     ResourceExhausted,
     SowError,
     Unavailable,
@@ -196,6 +199,29 @@ class AsyncLease(_process.Owned):
                     lost = self._core.lose(f"another has changed or deleted a record of the lease in {topic!r}")
         if lost is not None:
             raise lost
+
+    async def _end_with(
+        self, topic: str, puts: Sequence[tuple[str, Document, Ttl]], durability: DurabilityName
+    ) -> bool:
+        """Removes the records of a topic in one commit with puts into it (key, document, ttl), if the lease is held
+        until then. False: it was lost, and nothing has changed."""
+        await self._ticker.stop()  # it would renew the records, which gives them other versions
+        async with self._lock:
+            held = {} if self.lost else self._core.held.pop(topic, {})
+            changes = [
+                Collected(None, key, None, _writes.condition(only_if_version=one.version), removes=True)
+                for key, one in held.items()
+            ]
+            for key, data, ttl in puts:
+                changes.append(Collected(data, key, lifetime_message(ttl, None), None, removes=False))
+            try:
+                if held:
+                    await self._client._commit(topic, durability, changes)
+            except PublishFailed as failed:
+                if failed.reason != "CONDITION_FAILED":
+                    raise (failed.__cause__ or failed) from None
+                return False
+            return bool(held)
 
     async def __aenter__(self) -> Self:
         return self

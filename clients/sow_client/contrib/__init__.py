@@ -1,1 +1,1 @@
-"""Parts for web frameworks: `starlette` has sessions, `django` a cache. Each module says what it needs."""
+"""Parts for frameworks: `caching` keeps answers of functions, `django` is a cache, `starlette` has sessions."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final, Literal
 
@@ -75,7 +76,7 @@ class SessionMiddleware:
             raise ValueError(f"lifetime: {lifetime!r} is shorter than a second")
         self._app = app
         self._server = server
-        self._client = server if isinstance(server, AsyncClient) else None
+        self._client = server if isinstance(server, AsyncClient) else AsyncClient(server)
         self._topic = topic
         self._prepared = False
         self._cookie = cookie
@@ -86,22 +87,22 @@ class SessionMiddleware:
             try:
                 await self._app(scope, receive, send)
             finally:
-                if self._client is not None and self._client is not self._server:
+                if self._client is not self._server:
                     await self._client.close()
             return
-        client = await self._connected()
+        await self._prepare()
         known = self._shown(scope)
         record = None
         if known is not None:
             seconds = self._lifetime / MICROS
-            record = await client.get(self._topic, known, touch=seconds, touch_below=seconds * 3 / 4)  # [2]
+            record = await self._client.get(self._topic, known, touch=seconds, touch_below=seconds * 3 / 4)  # [2]
         session = Session(record.data if record is not None and isinstance(record.data, dict) else {})
         before = msgspec.json.encode(session)
         scope["session"] = session
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                cookie = await self._stored(client, session, before, None if record is None else known)
+                cookie = await self._stored(session, before, None if record is None else known)
                 if cookie is not None:
                     message["headers"] = [*message.get("headers", ()), (b"set-cookie", cookie.encode("latin-1"))]
             await send(message)
@@ -120,32 +121,26 @@ class SessionMiddleware:
                     return found.value
         return None
 
-    async def _connected(self) -> AsyncClient:
-        if self._client is None:
-            assert not isinstance(self._server, AsyncClient), "it would be the client"
-            self._client = AsyncClient(self._server)
+    async def _prepare(self) -> None:
         if not self._prepared:
-            try:
+            with suppress(PermissionDenied):  # who may not create topics uses one that is there
                 await self._client.create_topic(self._topic, exist_ok=True, expiration="enabled")
-            except PermissionDenied:
-                pass  # who may not create topics uses one that is there
             self._prepared = True
-        return self._client
 
-    async def _stored(self, client: AsyncClient, session: Session, before: bytes, known: str | None) -> str | None:
+    async def _stored(self, session: Session, before: bytes, known: str | None) -> str | None:
         """Stores the session; returns its cookie. None: the browser keeps what it has."""
         after = msgspec.json.encode(session)
         seconds, value, ended = self._lifetime / MICROS, known, f"{self._cookie}=; Max-Age=0{self._flags}"
         if session and (known is None or session.renamed):
             value = secrets.token_urlsafe(32)  # [1]
-            await client.publish(self._topic, after, key=value, ttl=seconds, only_if_absent=True)
+            await self._client.publish(self._topic, after, key=value, ttl=seconds, only_if_absent=True)
         elif session and after != before:
             try:
-                await client.publish(self._topic, after, key=known, ttl=seconds, only_if_present=True)
+                await self._client.publish(self._topic, after, key=known, ttl=seconds, only_if_present=True)
             except ConditionFailed:
                 return ended  # [3]
         if known is not None and (value != known or not session):
-            await client.sow_delete(self._topic, keys=[known])
+            await self._client.sow_delete(self._topic, keys=[known])
         if not session:
             return None if known is None else ended
         return f"{self._cookie}={value}; Max-Age={int(seconds)}{self._flags}"
