@@ -7,7 +7,8 @@
      columns, whose texts are exact (columns [1]).
 [4]  A table is for people: times are ISO 8601 or relative, long values are cut with `…`, control characters are
      escaped.
-[5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes.
+[5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes: JSON
+     has colours on a terminal only.
 """
 
 from __future__ import annotations
@@ -286,7 +287,7 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
-        from sow_cli import tables
+        from sow_cli import colours, tables
 
         written = 0
         rows: TableRows | None = None
@@ -301,7 +302,7 @@ class Output:
                 layout = tables.TableLayout.of_lines(
                     rows.headings, texts[:_ROWS_MEASURED], tables.terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(tables.styled(layout.line(rows.headings), bold=True) + "\n")
+                self._print(colours.styled(layout.line(rows.headings), "heading") + "\n")
             self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
         if layout is None or rows is None:
@@ -329,6 +330,10 @@ class Output:
         terminal gets no control characters of the data ([5]); those of a table are its own colours."""
         if self.format is not Format.TABLE and sys.stdout.isatty():
             data = display.safe_output(data)
+            if self.format in (Format.JSON, Format.NDJSON):
+                from sow_cli import colours
+
+                data = colours.json(data.decode()).encode()
         out = sys.stdout.buffer
         out.write(data)
         out.flush()
@@ -536,9 +541,9 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
 
 
 def _dim(text: str) -> str:
-    from sow_cli import tables
+    from sow_cli import colours
 
-    return tables.styled(text, dim=True) + "\n"
+    return colours.styled(text, "faint") + "\n"
 
 
 def _vertical(facts: Facts) -> str:

@@ -19,7 +19,8 @@ from rich.bar import Bar as Blocks
 from rich.console import Console
 
 from sow_cli import display
-from sow_cli.tables import GAP, fit, styled, text_width
+from sow_cli.colours import styled
+from sow_cli.tables import GAP, fit, text_width
 
 FIGURE_WIDTH_MAX: Final = 24
 """A number that needs more is shown with six digits and its exponent."""
@@ -53,7 +54,7 @@ def has_bars(bars: Sequence[Bar]) -> bool:
 
 def lines(title: str, bars: Sequence[Bar], width: int) -> Iterator[str]:
     """A chart in so many columns of a terminal ([1], [2])."""
-    yield styled(title, bold=True)
+    yield styled(title, "heading")
     figures = [_figure(bar.value) for bar in bars]
     names = [display.safe(bar.name) for bar in bars]
     figure_width = max(map(text_width, figures))
@@ -65,7 +66,7 @@ def lines(title: str, bars: Sequence[Bar], width: int) -> Iterator[str]:
         drawn = "" if number is None else scale.drawn(number)
         line = f"{fit(name, name_width)}{' ' * (GAP + figure_width - text_width(figure))}{figure}"
         if drawn:
-            blocks = styled(drawn.lstrip(" "), colour="red" if number is not None and number < 0 else "cyan")
+            blocks = styled(drawn.lstrip(" "), "negative" if number is not None and number < 0 else "bar")
             line += " " * (GAP + len(drawn) - len(drawn.lstrip(" "))) + blocks
         yield line
 

@@ -19,7 +19,7 @@ from sow_cli.shell_lines import ShellCommand, commands, goes_on
 from sow_client import Instance, Unavailable
 from tests.support.fakes.fake_client import FakeClient
 
-SERVER = {"server": "here:1"}
+SERVER = ["--server", "here:1"]
 
 
 class Fake(FakeClient):
@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_the_rest_of_the_line(clients: shell.Clients, monkeypatch:
         return INTERRUPTED
 
     monkeypatch.setattr(shell, "_ended", ended)
-    assert shell.Shell(sow, {}, clients).execute("query a; query b") == INTERRUPTED
+    assert shell.Shell(sow, [], clients).execute("query a; query b") == INTERRUPTED
     assert ran == [["a"]]
 
 
@@ -199,7 +199,7 @@ def test_a_prompt_without_settings_leaves_the_error_to_the_next_command(
     clients: shell.Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert shell.Shell(sow, {"context": "missing"}, clients)._prompt() == "sow> "
+    assert shell.Shell(sow, ["--context", "missing"], clients)._prompt() == "sow> "
 
 
 # ---- the loop ----
