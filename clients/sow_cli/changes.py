@@ -66,6 +66,7 @@ def changes(
         forms.of(topic)
         plan = client.plan_changes(topic, start=EARLIEST if start is None else start, end=end)
         writer = message_writer(output, forms, several_topics=False, past=True)
+        output.page()
         try:
             if plan.entries:
                 history = plan.start if filter_text else None

@@ -138,6 +138,8 @@ class Output:
     def one(self, facts: Facts) -> None:
         """Writes one result; as a table, one fact per line."""
         self._refuse_for_results()
+        if self.format is not Format.NDJSON:
+            self.page()
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
@@ -150,6 +152,7 @@ class Output:
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
         self._refuse_for_results()
+        self.page()
         if self.format is Format.TABLE:
             if not results:
                 self._print(_dim(nothing))
@@ -184,6 +187,7 @@ class Output:
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
+        self.page()
         facts = _record_facts(record, self.raw(record.payload), form, now_micros)
         self._print(_vertical(facts))
 
@@ -197,6 +201,7 @@ class Output:
     ) -> int:
         """Writes records batch by batch ([1]) and returns their number. `as_list`: in JSON an array, even of one
         record."""
+        self.page()
         match self.format:
             case Format.TABLE:
                 return self._record_table(batches, form, now_micros)
@@ -209,6 +214,13 @@ class Output:
             case Format.NDJSON:
                 return self._record_lines(batches, form)
         return self._record_array(batches, form) if as_list else self._record_lines(batches, form)
+
+    def page(self) -> None:
+        """A terminal gets all that follows, which ends, through the pager of the user."""
+        if sys.stdout.isatty():
+            from sow_cli import outlets
+
+            outlets.page()
 
     def raw(self, payload: bytes) -> bytes:
         """A payload as `--format raw` writes it."""

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from sow_cli import display
 from sow_cli.colours import styled
-from sow_cli.tables import GAP, fit, text_width
+from sow_cli.output import Format, Output
+from sow_cli.tables import GAP, fit, terminal_width, text_width
 
 FIGURE_WIDTH_MAX: Final = 24
 """A number that needs more is shown with six digits and its exponent."""
@@ -38,6 +39,14 @@ class Bar:
     name: str
     value: object
     """A number has a bar; a text, a boolean and None have none."""
+
+
+def show(charts: Mapping[str, Sequence[Bar]]) -> None:
+    """Draws charts by their titles, one below the other."""
+    output = Output(Format.TABLE)
+    output.page()
+    width = terminal_width()
+    output.write("\n".join(["\n".join(lines(*chart, width)) + "\n" for chart in charts.items()]).encode())
 
 
 def charts(results: Sequence[Mapping[str, object]], group_names: int) -> dict[str, list[Bar]]:

@@ -38,6 +38,8 @@ def log(session: Session, output: Output, *, follow: bool, level: str | None, li
     """
     if output.format not in (Format.TABLE, Format.NDJSON):
         raise click.UsageError("a log has lines: use --format table or ndjson")
+    if not follow:
+        output.page()
     with session.client() as client:
         for line in client.watch_log(cast("LogLevel | None", level), lines_max=lines, follow=follow):
             if output.format is Format.NDJSON:

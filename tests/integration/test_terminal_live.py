@@ -32,7 +32,7 @@ class Screen:
         self.process = pexpect.spawn(
             sow(),
             ["--server", address, *arguments],
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", "SOW_PAGER": ""},
             dimensions=(HEIGHT, WIDTH),
             timeout=SECONDS_MAX,
         )
