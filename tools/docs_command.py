@@ -76,9 +76,10 @@ GROUPS: Final = {
     ),
     "access": Group(
         "Access and contexts",
-        "Show and end sessions, check permissions, make tokens and certificates, and save settings of a connection. "
+        "Show and end sessions, check permissions, make tokens and certificates, save settings of a connection, and "
+        "read about a command or a topic. "
         "[Security](../../security.md) describes credentials and permissions.",
-        ("whoami", "auth", "token", "tls", "sessions", "context", "completion"),
+        ("whoami", "auth", "token", "tls", "sessions", "context", "completion", "help"),
     ),
 }
 

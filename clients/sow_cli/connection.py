@@ -18,6 +18,7 @@ import click
 
 from sow_cli import arguments
 from sow_cli.context_files import FILES, NAMES, ContextFiles, Settings
+from sow_cli.output import NO_PAGER
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import FailoverPublish, Prefer, Tls
 
@@ -55,7 +56,6 @@ class ConnectionOption(click.Option):
 
 
 _COLOURS: Final = {"auto": None, "always": True, "never": False}
-NO_PAGER: Final = "--no-pager"
 _FORMAT: Final = "How results are written, where no --format stands behind the command."
 
 
@@ -105,15 +105,17 @@ def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
         "theme.  [default: auto]",
         type=click.Choice(list(_COLOURS)),
     )
-    yield option(NO_PAGER, "Do not show long results through SOW_PAGER, PAGER or less.", is_flag=True, default=None)
+    yield option("--no-pager", "Do not show long results through SOW_PAGER, PAGER or less.", is_flag=True, default=None)
 
 
 def _noted(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     assert param.name, "an option has a name"
     if value is not None and not is_from_environment(ctx, param.name):
         given(ctx)[param.name.removeprefix(_OF)] = value
-    if param.name == f"{_OF}color" and value:
+    if value and param.name == f"{_OF}color":
         ctx.color = _COLOURS[value]
+    elif value and param.name == f"{_OF}no_pager":
+        ctx.meta[NO_PAGER] = True
 
 
 def is_from_environment(ctx: click.Context, name: str) -> bool:
@@ -131,7 +133,7 @@ def given(ctx: click.Context) -> dict[str, str]:
 def given_words(ctx: click.Context) -> list[str]:
     """The same as words of a command line."""
     options = [(f"--{name.replace('_', '-')}", value) for name, value in given(ctx).items()]
-    return [word for name, value in options for word in ((name,) if name == NO_PAGER else (name, value))]
+    return [word for name, value in options for word in ((name, value) if name != "--no-pager" else (name,))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from typing import BinaryIO, Final, cast
 import click
 
 from sow_cli import display
-from sow_cli.connection import NO_PAGER, given_words
 from sow_cli.interrupts import Terminated, heeded
 from sow_cli.wide import WideLines
 
@@ -85,11 +84,8 @@ def _wait(program: subprocess.Popen[bytes]) -> None:
 
 def page() -> None:
     """From now on until the command ends, a terminal gets its output through the pager, where there is one ([1])."""
-    ctx = click.get_current_context()
-    if isinstance(sys.stdout.buffer, _Pages) or NO_PAGER in given_words(ctx) or not _is_terminal():
-        return
-    if words := _pager():
-        ctx.with_resource(_paged(words))
+    if not isinstance(sys.stdout.buffer, _Pages) and _is_terminal() and (words := _pager()):
+        click.get_current_context().with_resource(_paged(words))
 
 
 def _is_terminal() -> bool:
@@ -109,7 +105,7 @@ def _pager() -> list[str]:
     if not words or words == ["cat"] or shutil.which(words[0]):
         return words if words != ["cat"] else []
     if name:
-        click.echo(f"sow: {name}: there is no program {display.safe(words[0])}; see {NO_PAGER}", err=True)
+        click.echo(f"sow: {name}: there is no program {display.safe(words[0])}; see --no-pager", err=True)
     return []
 
 

@@ -59,6 +59,8 @@ _CSV_SAFE: Final = "sow_cli.csv_safe"
 _SOH: Final = "sow_cli.soh"
 _RAW: Final = "sow_cli.raw"
 """The same for `--soh` and `--raw`."""
+NO_PAGER: Final = "sow_cli.no_pager"
+"""Where contexts keep `--no-pager`."""
 
 
 class Format(Enum):
@@ -217,7 +219,7 @@ class Output:
 
     def page(self) -> None:
         """A terminal gets all that follows, which ends, through the pager of the user."""
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and NO_PAGER not in click.get_current_context().meta:
             from sow_cli import outlets
 
             outlets.page()

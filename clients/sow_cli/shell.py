@@ -47,7 +47,7 @@ CLIENTS_MAX: Final = 8
 GOES_ON: Final = "... "
 """The prompt of a line that continues the one before."""
 LEAVE: Final = frozenset({"exit", "quit", "\\q"})
-HELP: Final = frozenset({"help", "?", "\\?"})
+HELP: Final = frozenset({"?", "\\?"})
 _GREETING: Final = (
     rf"help lists the commands, Tab completes, {WIDE} at the end shows fields line by line, Ctrl-D leaves"
 )
@@ -193,7 +193,7 @@ class Shell:
         if words[0] == ".sql":  # its text keeps its quotation marks
             words[0] = "sql"
         if words[0] in HELP:
-            words = [*words[1:], "--help"]
+            words[0] = "help"
         before = [*self._outer, *(("--format", "ndjson", "--color", "never") if command.is_wide else ())]
         try:
             with _outlet(command), _wide() if command.is_wide else nullcontext():

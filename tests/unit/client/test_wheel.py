@@ -13,6 +13,7 @@ import pytest
 import sow_client
 import sow_server
 from sow.version import __version__
+from sow_cli import helping
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,6 +59,10 @@ def test_the_console_is_inside_with_its_files(names: list[str]) -> None:
     files = [path for kind in ("static", "templates") for path in (sources / kind).rglob("*") if path.is_file()]
     assert len(files) > 10
     assert {str(path.relative_to(sources.parent)) for path in files} <= set(names)
+
+
+def test_the_pages_of_the_help_are_inside(names: list[str]) -> None:
+    assert {f"sow_cli/pages/{page.partition('#')[0]}" for page in helping.TOPICS.values()} <= set(names)
 
 
 def test_nothing_of_the_workshop_is_inside(names: list[str]) -> None:
