@@ -126,7 +126,8 @@ def check_wheel(file: Path, known: set[str], version: str) -> None:
     }
     expected |= {name for source, name in wheel["force-include"].items() if source in known}
     with zipfile.ZipFile(file) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        listed = archive.namelist()
+        names = {name for name in listed if not re.match(rf"sow-{re.escape(version)}\.(dist-info|data)/", name)}
         metadata = BytesParser().parsebytes(archive.read(f"sow-{version}.dist-info/METADATA"))
     _refuse(file, "has files that git does not know", names - expected)
     _refuse(file, "lacks files", expected - names)
