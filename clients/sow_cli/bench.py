@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
@@ -19,6 +19,7 @@ from sow.version import __version__
 from sow_cli import arguments, display, packing
 from sow_cli.bench_plan import INDEXES_MAX, WORKS, Plan, Work
 from sow_cli.exits import Refused, describe
+from sow_cli.grouping import check_plot
 from sow_cli.interrupts import through_asyncio
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
@@ -99,6 +100,7 @@ Examples:
   sow bench --work single,get --durability fsync --seconds 30
   sow bench --work deliver --subscribers 1000 --topics 10
   sow bench --report bench.md
+  sow bench --work get,single --plot
 """
 
 
@@ -198,6 +200,7 @@ Examples:
     help="Also write a report in Markdown: the figures, the settings, the versions, the machine. .gz or .zst "
     "compresses it.",
 )
+@click.option("--plot", is_flag=True, help="Also draw how the times of each work are spread; the figures are a table.")
 @output_option
 @click.pass_obj
 def bench(
@@ -218,15 +221,12 @@ def bench(
     metrics: str | None,
     metrics_token_file: Path | None,
     report: Path | None,
+    plot: bool,
 ) -> None:
+    check_plot(output, plot=plot)
+    output = Output(Format.TABLE) if plot else output
     plan = Plan(topic, records, payload, indexes, subscribers, follow == "all", topics, durability, ttl, seconds)
-    if topics > records:
-        raise click.UsageError(f"{topics} topics cannot share {display.records(records)}")
-    if payload < plan.payload_bytes_min:
-        raise click.UsageError(f"--payload {payload}: the key and the indexed fields need {plan.payload_bytes_min} B")
-    for one in work or ():
-        if one != "publish" and not plan.applies(one):
-            raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
+    _check(plan, work or ())
     if metrics_token_file is not None and metrics is None:
         raise click.UsageError("--metrics-token-file is for --metrics")
     session = session.of_one()
@@ -238,6 +238,7 @@ def bench(
 
     done: list[list[Fact]] = []
     ran_with: list[Fact] = []
+    spreads: dict[str, Sequence[float]] = {}
     try:
         with session.client() as client:
             ran_with = _circumstances(client, plan)
@@ -253,8 +254,10 @@ def bench(
                 shown = bar.add_task("", total=None, operation="")
                 for one in work or [one for one in WORKS if plan.applies(one)]:
                     bar.update(shown, description=one)
-                    facts = _facts(workload.run(one))
+                    measured = workload.run(one)
+                    facts = _facts(measured)
                     done.append(facts)
+                    spreads[f"{one}: samples by time"] = measured.latencies
                     if output.format is Format.NDJSON:
                         output.one(facts)  # at once, for who watches
     except (BenchFailed, MetricsUnreadable) as error:
@@ -263,9 +266,29 @@ def bench(
         # Also after Ctrl-C: the works that are done have their figures.
         if done and output.format is not Format.NDJSON:
             output.many(done, names=_NAMES, nothing="")
+        if plot:
+            _draw(spreads)
         if done and report is not None:
             packing.write(report, report_of(ran_with, done).encode())
             note(f"the report is in {report}")
+
+
+def _check(plan: Plan, work: Sequence[Work]) -> None:
+    if plan.topics > plan.records:
+        raise click.UsageError(f"{plan.topics} topics cannot share {display.records(plan.records)}")
+    if plan.payload_bytes < plan.payload_bytes_min:
+        needed = f"the key and the indexed fields need {plan.payload_bytes_min} B"
+        raise click.UsageError(f"--payload {plan.payload_bytes}: {needed}")
+    for one in work:
+        if one != "publish" and not plan.applies(one):
+            raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
+
+
+def _draw(spreads: Mapping[str, Sequence[float]]) -> None:
+    from sow_cli import plots  # only here, as it needs rich
+
+    click.echo()
+    plots.show({title: plots.spread([seconds * 1e6 for seconds in times]) for title, times in spreads.items()})
 
 
 def _circumstances(client: Client, plan: Plan) -> list[Fact]:

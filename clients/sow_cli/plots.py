@@ -1,4 +1,4 @@
-"""`--plot`: results of groups as bars, a chart for each aggregate.
+"""`--plot`: results of groups as bars, a chart for each aggregate; and the course of a figure as a line of small bars.
 
 [1]  A number stands beside each bar, exact unless it is long, and is never cut. A long name is cut with `…`.
 [2]  All bars of a chart have one scale, and begin at zero, so lengths compare as values do. A value other than zero has
@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from math import floor
+from itertools import count
+from math import ceil, floor
 from typing import Final
 
 from rich.bar import Bar as Blocks
@@ -30,6 +32,7 @@ BAR_WIDTH_MIN: Final = 10
 """Names are cut before bars are shorter than this."""
 _EIGHTHS: Final = 8
 """Bars grow by eighths of a character."""
+_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,27 @@ def charts(results: Sequence[Mapping[str, object]], group_names: int) -> dict[st
     names = list(results[0])[group_names:] if results else []
     groups = [" · ".join(map(_shown, list(one.values())[:group_names])) or "all" for one in results]
     return {name: [Bar(group, one[name]) for group, one in zip(groups, results, strict=True)] for name in names}
+
+
+def spread(micros: Sequence[float]) -> list[Bar]:
+    """How many of the values are up to each bound of 1, 2, 5, 10 … microseconds, from the least value to the greatest.
+    `micros`: sorted."""
+    bars: list[Bar] = []
+    counted = 0
+    for bound in (digit * 10**zeros for zeros in count() for digit in (1, 2, 5)):
+        if counted == len(micros):
+            return bars
+        upto = bisect_right(micros, bound)
+        if upto:
+            bars.append(Bar(f"≤ {display.duration(bound)}", upto - counted))
+        counted = upto
+    raise AssertionError("the bounds do not end")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A character for each value, of heights from zero to the greatest one. A value above zero is never the lowest."""
+    top = max(values, default=0)
+    return "".join([_HEIGHTS[ceil(value / top * (len(_HEIGHTS) - 1)) if top else 0] for value in values])
 
 
 def has_bars(bars: Sequence[Bar]) -> bool:
