@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
@@ -17,6 +17,7 @@ import click
 from sow.sizes import SizeError, parse_bytes
 from sow.version import __version__
 from sow_cli import arguments, display, packing
+from sow_cli.arguments import Command
 from sow_cli.bench_plan import INDEXES_MAX, WORKS, Plan, Work
 from sow_cli.exits import Refused, describe
 from sow_cli.grouping import check_plot
@@ -61,6 +62,16 @@ def _works(text: str) -> list[Work]:
         if name not in WORKS:
             raise click.BadParameter(f"{name!r} is not one of {', '.join(WORKS)}")
     return [work for work in WORKS if work in named or work == "publish"]
+
+
+def _figure(
+    name: str,
+    default: object,
+    kind: Callable[[str], object] | click.IntRange | click.FloatRange,
+    metavar: str,
+    text: str,
+) -> Callable[[Command], Command]:
+    return click.option(name, default=default, show_default=True, type=kind, metavar=metavar, help=text)
 
 
 _HELP: Final = """Measure the speed of a running server, on topics that this command creates and deletes again.
@@ -112,38 +123,14 @@ Examples:
     help="Which work; publish always, as it makes the records.  [default: all; index only with indexes, deliver "
     "only with subscribers]",
 )
-@click.option(
-    "--records",
-    default=100_000,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000_000),
-    metavar="N",
-    help="Records in all.",
+@_figure("--records", 100_000, click.IntRange(1, 1_000_000_000), "N", "Records in all.")
+@_figure(
+    "--payload", "160", _payload_bytes, "SIZE", "Bytes of a record, such as 160 or 16KiB; its text does not compress."
 )
-@click.option(
-    "--payload",
-    default="160",
-    show_default=True,
-    type=_payload_bytes,
-    metavar="SIZE",
-    help="Bytes of a record, such as 160 or 16KiB; its text does not compress.",
+@_figure(
+    "--indexes", 0, click.IntRange(0, INDEXES_MAX), "N", "Indexed fields of a topic; ten records have the same value."
 )
-@click.option(
-    "--indexes",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, INDEXES_MAX),
-    metavar="N",
-    help="Indexed fields of a topic; ten records have the same value.",
-)
-@click.option(
-    "--subscribers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(0, 100_000),
-    metavar="N",
-    help="Subscribers of deliver, shared out over the topics.",
-)
+@_figure("--subscribers", 1, click.IntRange(0, 100_000), "N", "Subscribers of deliver, shared out over the topics.")
 @click.option(
     "--follow",
     default="own",
@@ -151,35 +138,20 @@ Examples:
     type=click.Choice(["own", "all"]),
     help="own: each change concerns one subscriber, by its filter. all: each gets every change of its topic.",
 )
-@click.option(
-    "--topics",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, TOPICS_MAX),
-    metavar="N",
-    help="Topics that share the records.",
-)
+@_figure("--topics", 1, click.IntRange(1, TOPICS_MAX), "N", "Topics that share the records.")
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
     help="When publishes are acknowledged.  [default: the server's]",
 )
-@click.option(
+@_figure(
     "--ttl",
-    default="1d",
-    show_default=True,
-    type=arguments.ttl,
-    metavar="DURATION|never",
-    help="Lifetime of the records; so nothing stays if the command is killed.",
+    "1d",
+    arguments.ttl,
+    "DURATION|never",
+    "Lifetime of the records; so nothing stays if the command is killed.",
 )
-@click.option(
-    "--seconds",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0, 86_400, min_open=True),
-    metavar="N",
-    help="Time of each work except publish.",
-)
+@_figure("--seconds", 5.0, click.FloatRange(0, 86_400, min_open=True), "N", "Time of each work except publish.")
 @click.option("--topic", default=TOPIC, show_default=True, metavar="NAME", help="The topics are NAME-1, NAME-2 ….")
 @click.option(
     "--metrics",
