@@ -70,6 +70,10 @@ def _wait(program: subprocess.Popen[bytes]) -> None:
     assert program.stdin is not None, "it is a pipe"
     with suppress(OSError):
         program.stdin.close()
+    if isinstance(
+        sys.exc_info()[1], Terminated
+    ):  # the command ends by it, and nobody may be there to leave the program
+        program.terminate()
     while True:
         try:
             program.wait()

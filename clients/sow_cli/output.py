@@ -483,7 +483,8 @@ def progress(*texts: str, measured: bool) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False)
+    ctx = click.get_current_context(silent=True)
+    console = Console(stderr=True, highlight=False, no_color=(ctx is not None and ctx.color is False) or None)
     parts = [BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f}%")] if measured else [SpinnerColumn()]
     return Progress(
         TextColumn("{task.description}"),

@@ -138,7 +138,8 @@ def test_an_interrupt_ends_the_command_with_its_pager(run: Run, interrupt: signa
     terminal = run("query", "many", "--format", "ndjson", "--top", "3000", SOW_PAGER="less")
     terminal.read_until(":\x1b[K")  # the command waits: less has not taken all
     terminal.process.send_signal(interrupt)
-    terminal.type("q")
+    if interrupt == signal.SIGINT:  # less goes on, as it does when it gets Ctrl-C itself
+        terminal.type("q")
     assert ended(terminal)[0] == code
 
 
