@@ -68,12 +68,10 @@ def _started(words: Sequence[str]) -> subprocess.Popen[bytes]:
 def _wait(program: subprocess.Popen[bytes]) -> None:
     """Waits for the end of a program that has got all of its input."""
     assert program.stdin is not None, "it is a pipe"
+    if isinstance(sys.exc_info()[1], Terminated):  # the command ends, and nobody may be there to leave the program
+        program.terminate()
     with suppress(OSError):
         program.stdin.close()
-    if isinstance(
-        sys.exc_info()[1], Terminated
-    ):  # the command ends by it, and nobody may be there to leave the program
-        program.terminate()
     while True:
         try:
             program.wait()
