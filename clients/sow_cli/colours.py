@@ -39,9 +39,8 @@ THEMES: Final[Mapping[str, Mapping[str, str]]] = {
     "light": {**DARK, "name": "34", "bar": "34", **dict.fromkeys(("number", "expired", "warning"), "38;5;130")},
 }
 _CODES: Final = re.compile(r"[0-9]{0,3}(?:;[0-9]{1,3})*")
-_JSON: Final = re.compile(
-    r"""(?P<name>"(?:[^"\\]|\\.)*"(?=\s*:))|(?P<text>"(?:[^"\\]|\\.)*")|(?P<number>-?\d[\d.eE+-]*)|(?P<word>\w+)"""
-)
+_TEXT: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'  # it never goes back: a text may have megabytes
+_JSON: Final = re.compile(rf"(?P<name>{_TEXT}(?=\s*:))|(?P<text>{_TEXT})|(?P<number>-?\d[\d.eE+-]*)|(?P<word>\w+)")
 
 
 def are_shown() -> bool:

@@ -13,6 +13,7 @@ from prompt_toolkit.document import Document
 
 from sow_cli import completion, shell
 from sow_cli.command import sow
+from sow_cli.connection import given_words
 from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated
 from sow_cli.session import Session
 from sow_cli.shell_lines import ShellCommand, commands, goes_on
@@ -324,3 +325,9 @@ def test_a_tab_completes_files(
     monkeypatch.chdir(tmp_path)
     completer = shell.LineCompleter(sow, clients, [])
     assert [one.text for one in completer.get_completions(Document(line), CompleteEvent())] == found
+
+
+def test_options_that_the_shell_began_with_count_for_its_commands() -> None:
+    arguments = ["--server", "here:1", "--color", "never", "--no-pager"]
+    with sow.make_context("sow", list(arguments), obj=FakeClient) as ctx:
+        assert given_words(ctx) == arguments
