@@ -3,7 +3,7 @@
 [1]  A page has the help of its command, word for word: nothing is written twice. `sow.1` is about the command as a
      whole, `sow-COMMAND.1` about one with its subcommands, `sow-server.1` about the server.
 [2]  They are not kept in the repository: a wheel has them if the commands can be imported where it is built
-     (`tools/man_in_wheel.py`).
+     (`tools/wheel_hook.py`).
 
 click-man and argparse-manpage each know one of the two parsers. click-man keeps no blocks such as examples, finds no
 command that is imported late, and escapes no line that begins with a dot.

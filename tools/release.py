@@ -124,7 +124,7 @@ def check_wheel(file: Path, known: set[str], version: str) -> None:
     expected = {
         name[len(path) - len(Path(path).name) :] for path in packages for name in known if name.startswith(f"{path}/")
     }
-    expected |= {name for source, name in wheel["force-include"].items() if source in known}
+    expected |= {f"sow_cli/pages/{page}" for page in wheel["hooks"]["custom"]["pages"] if f"docs/{page}" in known}
     with zipfile.ZipFile(file) as archive:
         listed = archive.namelist()
         names = {name for name in listed if not re.match(rf"sow-{re.escape(version)}\.(dist-info|data)/", name)}

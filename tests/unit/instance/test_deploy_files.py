@@ -196,7 +196,7 @@ def test_the_image_takes_what_the_checkout_has_and_only_locked_packages() -> Non
 def test_the_image_takes_all_that_the_build_of_the_wheel_reads() -> None:
     """Pages of the help and a hook came to the build, and the image would not have had them."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    read = [*wheel["packages"], *wheel["force-include"], wheel["hooks"]["custom"]["path"]]
+    read = [*wheel["packages"], "docs", wheel["hooks"]["custom"]["path"]]
     copied = {source for line in STEPS if line.startswith("COPY") for source in line.split()[1:-1]}
     assert {path.split("/")[0] for path in read} <= copied
 

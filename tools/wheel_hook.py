@@ -1,4 +1,4 @@
-"""A hook of hatchling: wheels get the man pages, below share/man."""
+"""A hook of hatchling: wheels get the pages of `sow help`, and man pages below share/man. Editable installs do not."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class ManPages(BuildHookInterface[BuilderConfig]):
-    """Makes the pages for one build."""
+class Pages(BuildHookInterface[BuilderConfig]):
+    """The pages of one wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """As hatchling calls it, before a build."""
         if version == "editable":
             return
+        for page in self.config["pages"]:
+            build_data["force_include"][f"docs/{page}"] = f"sow_cli/pages/{page}"
         sys.path.insert(0, self.root)
         try:
             from tools import man
-        except ModuleNotFoundError:  # in an environment for the build alone, as pip makes one: no pages
+        except ModuleNotFoundError:  # in an environment for the build alone, as pip makes one: no man pages
             return
         finally:
             sys.path.remove(self.root)
