@@ -22,7 +22,7 @@ PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
 .PHONY: demo demo-cluster demo-scale test test-long test-fast test-versions test-spark-versions test-lives \
-	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist release-dry-run requirements \
+	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist man release-dry-run requirements \
 	proto client clean
 
 demo: .venv/.server .venv/.flights
@@ -146,6 +146,10 @@ dist: .venv/.installed
 	@.venv/bin/python -m tools.state_jar && rm -rf dist
 	$(call step,building dist,.venv/bin/python -m hatchling build --directory dist >/dev/null)
 	@ls -1 dist/*
+
+# The man pages, into build/man/man1; a wheel has them, too.
+man: .venv/.server
+	@.venv/bin/python -m tools.man
 
 # Builds and checks what a release publishes, in dist, and publishes nothing: wheel, sdist and, where Node 20 is, the
 # package for npm. RELEASE_TAG=v0.1.0 also checks that the tag and the changelog name this version.

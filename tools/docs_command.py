@@ -76,33 +76,34 @@ GROUPS: Final = {
     ),
     "access": Group(
         "Access and contexts",
-        "Show and end sessions, check permissions, make tokens and certificates, and save settings of a connection. "
+        "Show and end sessions, check permissions, make tokens and certificates, save settings of a connection, and "
+        "read about a command or a topic. "
         "[Security](../../security.md) describes credentials and permissions.",
-        ("whoami", "auth", "token", "tls", "sessions", "context", "completion"),
+        ("whoami", "auth", "token", "tls", "sessions", "context", "completion", "help"),
     ),
 }
 
 
 def command() -> dict[str, str]:
     """A page for each group, and one in front of them."""
-    root = _context(sow, "sow", None)
-    every = _records(*_found("topics", root))
+    root = context_of(sow, "sow", None)
+    every = options_of(*command_of("topics", root))
     return {
         f"{FOLDER}/index.md": _first(root, every),
         **{f"{FOLDER}/{name}.md": _page(group, root, every) for name, group in GROUPS.items()},
     }
 
 
-def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+def context_of(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
     settings = {**command.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
     return click.Context(command, parent, name, **settings)
 
 
-def _found(name: str, parent: click.Context) -> tuple[click.Command, click.Context]:
+def command_of(name: str, parent: click.Context) -> tuple[click.Command, click.Context]:
     assert isinstance(parent.command, click.Group)
     found = parent.command.get_command(parent, name)
     assert found is not None, f"{parent.command_path} {name} is a command"
-    return found, _context(found, name, parent)
+    return found, context_of(found, name, parent)
 
 
 def _first(root: click.Context, every: Sequence[tuple[str, str]]) -> str:
@@ -113,9 +114,9 @@ def _first(root: click.Context, every: Sequence[tuple[str, str]]) -> str:
     ]
     for page, group in GROUPS.items():
         for name in group.commands:
-            found, _ = _found(name, root)
+            found, _ = command_of(name, root)
             parts.append(f"| [`sow {name}`]({page}.md#sow-{name}) | {_cell(found.get_short_help_str(WIDTH))} |")
-    parts += ["", "## sow { #sow }\n", *_help(sow.help or ""), *_options(_records(sow, root))]
+    parts += ["", "## sow { #sow }\n", *_help(sow.help or ""), *_options(options_of(sow, root))]
     parts += ["## Options of every command { #every }\n", *_options(every)]
     parts.append("The options of the connection may also stand behind the command.")
     return "\n".join(parts)
@@ -125,7 +126,7 @@ def _page(group: Group, root: click.Context, every: Sequence[tuple[str, str]]) -
     parts = [f"# {group.title}\n", f"{group.about}\n"]
     parts.append("Each command also takes [the options of every command](index.md#every).\n")
     for name in group.commands:
-        parts += _command(*_found(name, root), every, level=2)
+        parts += _command(*command_of(name, root), every, level=2)
     return "\n".join(parts)
 
 
@@ -137,11 +138,11 @@ def _command(
     if isinstance(command, click.Group):
         yield from _help(command.help or "")
         for name in command.list_commands(context):
-            yield from _command(*_found(name, context), every, level=level + 1)
+            yield from _command(*command_of(name, context), every, level=level + 1)
         return
     yield f"```text\n{path} {' '.join(command.collect_usage_pieces(context))}\n```\n"
     yield from _help(command.help or "")
-    yield from _options([record for record in _records(command, context) if record not in every])
+    yield from _options([record for record in options_of(command, context) if record not in every])
 
 
 def _help(text: str) -> Iterator[str]:
@@ -165,7 +166,7 @@ def _options(records: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield ""
 
 
-def _records(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
+def options_of(command: click.Command, context: click.Context) -> list[tuple[str, str]]:
     """The options of the help, each with its meaning."""
     options = (one for one in command.get_params(context) if isinstance(one, click.Option))
     return [record for option in options if (record := option.get_help_record(context)) is not None]

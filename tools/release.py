@@ -125,12 +125,15 @@ def check_sdist(file: Path, known: set[str]) -> None:
 def check_wheel(file: Path, known: set[str], version: str) -> None:
     """Raises Fault if the wheel lacks a file of its packages, has another one, or has incomplete metadata."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    packages: list[str] = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    packages: list[str] = wheel["packages"]
     expected = {
         name[len(path) - len(Path(path).name) :] for path in packages for name in known if name.startswith(f"{path}/")
     }
+    expected |= {f"sow_cli/pages/{page}" for page in wheel["hooks"]["custom"]["pages"] if f"docs/{page}" in known}
     with zipfile.ZipFile(file) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        listed = archive.namelist()
+        names = {name for name in listed if not re.match(rf"sow-{re.escape(version)}\.(dist-info|data)/", name)}
         metadata = BytesParser().parsebytes(archive.read(f"sow-{version}.dist-info/METADATA"))
     _refuse(file, "has files that git does not know", names - expected)
     _refuse(file, "lacks files", expected - names)

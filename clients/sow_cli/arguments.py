@@ -151,10 +151,8 @@ def expiration(text: str) -> str:
 
 def key(text: str) -> str:
     """A record key. A shell can pass bytes that are not UTF-8; such keys are refused."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise click.BadParameter(f"{text!r} is not UTF-8") from error
+    if not is_utf8(text):
+        raise click.BadParameter(f"{text!r} is not UTF-8")
     return text
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, get_args
@@ -17,8 +17,10 @@ import click
 from sow.sizes import SizeError, parse_bytes
 from sow.version import __version__
 from sow_cli import arguments, display, packing
+from sow_cli.arguments import Command
 from sow_cli.bench_plan import INDEXES_MAX, WORKS, Plan, Work
 from sow_cli.exits import Refused, describe
+from sow_cli.grouping import check_plot
 from sow_cli.interrupts import through_asyncio
 from sow_cli.output import Fact, Format, Output, note, output_option, progress
 from sow_cli.server_usage import Meter, MetricsPage, MetricsUnreadable, local_meter
@@ -62,6 +64,16 @@ def _works(text: str) -> list[Work]:
     return [work for work in WORKS if work in named or work == "publish"]
 
 
+def _figure(
+    name: str,
+    default: object,
+    kind: Callable[[str], object] | click.IntRange | click.FloatRange,
+    metavar: str,
+    text: str,
+) -> Callable[[Command], Command]:
+    return click.option(name, default=default, show_default=True, type=kind, metavar=metavar, help=text)
+
+
 _HELP: Final = """Measure the speed of a running server, on topics that this command creates and deletes again.
 
 A topic of this name that exists is not touched: the command ends (TOPIC_EXISTS). The topics are deleted at the end,
@@ -99,6 +111,7 @@ Examples:
   sow bench --work single,get --durability fsync --seconds 30
   sow bench --work deliver --subscribers 1000 --topics 10
   sow bench --report bench.md
+  sow bench --work get,single --plot
 """
 
 
@@ -110,38 +123,14 @@ Examples:
     help="Which work; publish always, as it makes the records.  [default: all; index only with indexes, deliver "
     "only with subscribers]",
 )
-@click.option(
-    "--records",
-    default=100_000,
-    show_default=True,
-    type=click.IntRange(1, 1_000_000_000),
-    metavar="N",
-    help="Records in all.",
+@_figure("--records", 100_000, click.IntRange(1, 1_000_000_000), "N", "Records in all.")
+@_figure(
+    "--payload", "160", _payload_bytes, "SIZE", "Bytes of a record, such as 160 or 16KiB; its text does not compress."
 )
-@click.option(
-    "--payload",
-    default="160",
-    show_default=True,
-    type=_payload_bytes,
-    metavar="SIZE",
-    help="Bytes of a record, such as 160 or 16KiB; its text does not compress.",
+@_figure(
+    "--indexes", 0, click.IntRange(0, INDEXES_MAX), "N", "Indexed fields of a topic; ten records have the same value."
 )
-@click.option(
-    "--indexes",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, INDEXES_MAX),
-    metavar="N",
-    help="Indexed fields of a topic; ten records have the same value.",
-)
-@click.option(
-    "--subscribers",
-    default=1,
-    show_default=True,
-    type=click.IntRange(0, 100_000),
-    metavar="N",
-    help="Subscribers of deliver, shared out over the topics.",
-)
+@_figure("--subscribers", 1, click.IntRange(0, 100_000), "N", "Subscribers of deliver, shared out over the topics.")
 @click.option(
     "--follow",
     default="own",
@@ -149,35 +138,20 @@ Examples:
     type=click.Choice(["own", "all"]),
     help="own: each change concerns one subscriber, by its filter. all: each gets every change of its topic.",
 )
-@click.option(
-    "--topics",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, TOPICS_MAX),
-    metavar="N",
-    help="Topics that share the records.",
-)
+@_figure("--topics", 1, click.IntRange(1, TOPICS_MAX), "N", "Topics that share the records.")
 @click.option(
     "--durability",
     type=click.Choice(get_args(DurabilityName)),
     help="When publishes are acknowledged.  [default: the server's]",
 )
-@click.option(
+@_figure(
     "--ttl",
-    default="1d",
-    show_default=True,
-    type=arguments.ttl,
-    metavar="DURATION|never",
-    help="Lifetime of the records; so nothing stays if the command is killed.",
+    "1d",
+    arguments.ttl,
+    "DURATION|never",
+    "Lifetime of the records; so nothing stays if the command is killed.",
 )
-@click.option(
-    "--seconds",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0, 86_400, min_open=True),
-    metavar="N",
-    help="Time of each work except publish.",
-)
+@_figure("--seconds", 5.0, click.FloatRange(0, 86_400, min_open=True), "N", "Time of each work except publish.")
 @click.option("--topic", default=TOPIC, show_default=True, metavar="NAME", help="The topics are NAME-1, NAME-2 ….")
 @click.option(
     "--metrics",
@@ -198,6 +172,7 @@ Examples:
     help="Also write a report in Markdown: the figures, the settings, the versions, the machine. .gz or .zst "
     "compresses it.",
 )
+@click.option("--plot", is_flag=True, help="Also draw how the times of each work are spread; the figures are a table.")
 @output_option
 @click.pass_obj
 def bench(
@@ -218,15 +193,12 @@ def bench(
     metrics: str | None,
     metrics_token_file: Path | None,
     report: Path | None,
+    plot: bool,
 ) -> None:
+    check_plot(output, plot=plot)
+    output = Output(Format.TABLE) if plot else output
     plan = Plan(topic, records, payload, indexes, subscribers, follow == "all", topics, durability, ttl, seconds)
-    if topics > records:
-        raise click.UsageError(f"{topics} topics cannot share {display.records(records)}")
-    if payload < plan.payload_bytes_min:
-        raise click.UsageError(f"--payload {payload}: the key and the indexed fields need {plan.payload_bytes_min} B")
-    for one in work or ():
-        if one != "publish" and not plan.applies(one):
-            raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
+    _check(plan, work or ())
     if metrics_token_file is not None and metrics is None:
         raise click.UsageError("--metrics-token-file is for --metrics")
     session = session.of_one()
@@ -238,6 +210,7 @@ def bench(
 
     done: list[list[Fact]] = []
     ran_with: list[Fact] = []
+    spreads: dict[str, Sequence[float]] = {}
     try:
         with session.client() as client:
             ran_with = _circumstances(client, plan)
@@ -253,8 +226,10 @@ def bench(
                 shown = bar.add_task("", total=None, operation="")
                 for one in work or [one for one in WORKS if plan.applies(one)]:
                     bar.update(shown, description=one)
-                    facts = _facts(workload.run(one))
+                    measured = workload.run(one)
+                    facts = _facts(measured)
                     done.append(facts)
+                    spreads[f"{one}: samples by time"] = measured.latencies
                     if output.format is Format.NDJSON:
                         output.one(facts)  # at once, for who watches
     except (BenchFailed, MetricsUnreadable) as error:
@@ -263,9 +238,29 @@ def bench(
         # Also after Ctrl-C: the works that are done have their figures.
         if done and output.format is not Format.NDJSON:
             output.many(done, names=_NAMES, nothing="")
+        if plot:
+            _draw(spreads)
         if done and report is not None:
             packing.write(report, report_of(ran_with, done).encode())
             note(f"the report is in {report}")
+
+
+def _check(plan: Plan, work: Sequence[Work]) -> None:
+    if plan.topics > plan.records:
+        raise click.UsageError(f"{plan.topics} topics cannot share {display.records(plan.records)}")
+    if plan.payload_bytes < plan.payload_bytes_min:
+        needed = f"the key and the indexed fields need {plan.payload_bytes_min} B"
+        raise click.UsageError(f"--payload {plan.payload_bytes}: {needed}")
+    for one in work:
+        if one != "publish" and not plan.applies(one):
+            raise click.UsageError(f"--work {one} needs --{'indexes' if one == 'index' else 'subscribers'}")
+
+
+def _draw(spreads: Mapping[str, Sequence[float]]) -> None:
+    from sow_cli import plots  # only here, as it needs rich
+
+    click.echo()
+    plots.show({title: plots.spread([seconds * 1e6 for seconds in times]) for title, times in spreads.items()})
 
 
 def _circumstances(client: Client, plan: Plan) -> list[Fact]:

@@ -11,7 +11,7 @@ import click
 
 from sow_cli import arguments
 from sow_cli.filter_parameters import Values, param_option
-from sow_cli.messages import TopicForms, is_colourful, message_writer
+from sow_cli.messages import TopicForms, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import EARLIEST
@@ -65,7 +65,8 @@ def changes(
         forms = TopicForms(client)
         forms.of(topic)
         plan = client.plan_changes(topic, start=EARLIEST if start is None else start, end=end)
-        writer = message_writer(output, forms, several_topics=False, colour=is_colourful(), past=True)
+        writer = message_writer(output, forms, several_topics=False, past=True)
+        output.page()
         try:
             if plan.entries:
                 history = plan.start if filter_text else None

@@ -20,6 +20,7 @@ from sow_cli import connection
 from sow_cli.exits import RootGroup
 
 COMMANDS: Final = {
+    "help": "helping",
     "topics": "topics",
     "topic": "topics",
     "view": "views",
@@ -64,7 +65,7 @@ COMMANDS: Final = {
     "completion": "completion",
 }
 """The module of each subcommand, in the order of the help. The module has it under its name, with _ for -."""
-WITHOUT_SERVER: Final = frozenset({"context", "completion", "filter", "tls"})
+WITHOUT_SERVER: Final = frozenset({"context", "completion", "filter", "help", "tls"})
 
 
 class Sow(RootGroup):
@@ -95,10 +96,6 @@ class Sow(RootGroup):
         except click.UsageError as error:
             from sow_cli import advice
 
-            if args[0] == "help":
-                raise click.UsageError(
-                    "`sow --help` lists the commands, `sow COMMAND --help` explains one", ctx
-                ) from error
             if args[0].startswith("-") or not (meant := advice.command_for(args[0], list(COMMANDS))):
                 raise
             names = " or ".join(f"'{name}'" for name in meant)

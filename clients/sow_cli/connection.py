@@ -18,6 +18,7 @@ import click
 
 from sow_cli import arguments
 from sow_cli.context_files import FILES, NAMES, ContextFiles, Settings
+from sow_cli.output import NO_PAGER
 from sow_cli.session import DEFAULT_SERVER, Connect, Session, connect
 from sow_client import FailoverPublish, Prefer, Tls
 
@@ -35,13 +36,13 @@ _EPILOG: Final = "The options of the connection, such as --server and --context,
 
 
 class ConnectionOption(click.Option):
-    """An option of the connection. `again`: behind a subcommand, whose help does not list it."""
+    """An option of the connection, or of the terminal. `again`: behind a subcommand, whose help does not list it."""
 
     def __init__(self, name: str, *, again: bool, **attributes: Any) -> None:
-        variable = f"SOW_{name[2:].replace('-', '_').upper()}"
+        setting = name[2:].replace("-", "_")
         super().__init__(
-            [name, _OF + name[2:].replace("-", "_")],
-            envvar=None if again else variable,
+            [name, _OF + setting],
+            envvar=None if again or setting not in ("context", *NAMES) else f"SOW_{setting.upper()}",
             show_envvar=not again,
             expose_value=False,
             callback=_noted,
@@ -54,6 +55,7 @@ class ConnectionOption(click.Option):
         return None if self._again else super().get_help_record(ctx)
 
 
+_COLOURS: Final = {"auto": None, "always": True, "never": False}
 _FORMAT: Final = "How results are written, where no --format stands behind the command."
 
 
@@ -97,12 +99,23 @@ def connection_options(*, again: bool = False) -> Iterator[ConnectionOption]:
     yield option("--tls-server-name", "Name to expect in the server's certificate; turns TLS on.", metavar="NAME")
     if not again:
         yield option("--format", _FORMAT, metavar="FORMAT")
+    yield option(
+        "--color",
+        "Colours in results; auto: on a terminal, unless NO_COLOR or CLICOLOR_FORCE says otherwise. SOW_COLORS has a "
+        "theme.  [default: auto]",
+        type=click.Choice(list(_COLOURS)),
+    )
+    yield option("--no-pager", "Do not show long results through SOW_PAGER, PAGER or less.", is_flag=True, default=None)
 
 
 def _noted(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     assert param.name, "an option has a name"
     if value is not None and not is_from_environment(ctx, param.name):
         given(ctx)[param.name.removeprefix(_OF)] = value
+    if value and param.name == f"{_OF}color":
+        ctx.color = _COLOURS[value]
+    elif value and param.name == f"{_OF}no_pager":
+        ctx.meta[NO_PAGER] = True
 
 
 def is_from_environment(ctx: click.Context, name: str) -> bool:
@@ -111,9 +124,16 @@ def is_from_environment(ctx: click.Context, name: str) -> bool:
 
 
 def given(ctx: click.Context) -> dict[str, str]:
-    """The options of the connection that were given on the command line, by the names of settings, and `context`."""
+    """The options of the connection that were given on the command line, by the names of settings, `context`, and those
+    of the terminal."""
     found: dict[str, str] = ctx.meta.setdefault(_GIVEN, {})
     return found
+
+
+def given_words(ctx: click.Context) -> list[str]:
+    """The same as words of a command line."""
+    options = [(f"--{name.replace('_', '-')}", value) for name, value in given(ctx).items()]
+    return [word for name, value in options for word in ((name, value) if name != "--no-pager" else (name,))]
 
 
 @dataclass(frozen=True, slots=True)

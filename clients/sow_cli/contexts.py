@@ -58,10 +58,11 @@ def add(ctx: click.Context, name: str, saved_format: str | None, uses: bool, rep
     if not replace and checked_name(name) in files.names():
         raise click.UsageError(f"there is a context {name!r} already; --replace replaces it")
     try:
-        chosen = {key: os.path.abspath(value) if key in FILES else value for key, value in given(ctx).items()}
+        options = [(key, given(ctx)[key]) for key in NAMES if key in given(ctx)]
+        chosen: dict[str, str] = {key: os.path.abspath(value) if key in FILES else value for key, value in options}
     except FileNotFoundError as error:
         raise click.UsageError("the current folder was deleted: give absolute paths of files") from error
-    if chosen.pop("context", None) is not None:
+    if "context" in given(ctx):
         raise click.UsageError("--context and a new context exclude each other")
     if saved_format is not None:
         chosen["format"] = saved_format

@@ -8,7 +8,7 @@ import click
 
 from sow_cli import arguments, display
 from sow_cli.grouping import check_plot
-from sow_cli.output import Fact, Format, Output, moment, note, output_option
+from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
 
@@ -64,15 +64,15 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
 
 def _draw(found: ExpiryHorizon, ends: list[str]) -> None:
     """Draws a chart for each topic that has records which fall due."""
-    from sow_cli import plots, tables  # only here, as they need rich
+    from sow_cli import plots  # only here, as it needs rich
 
-    drawn = []
+    drawn = {}
     for one in found.topics:
         bars = [plots.Bar("overdue", one.overdue)]
         bars += [plots.Bar(f"≤{end}", count) for end, count in zip(ends, one.due, strict=True)]
         if any(bar.value for bar in bars):
-            drawn.append("\n".join(plots.lines(display.safe(one.topic), bars, tables.terminal_width())) + "\n")
-    Output(Format.TABLE).write("\n".join(drawn).encode())
+            drawn[display.safe(one.topic)] = bars
+    plots.show(drawn)
     if not drawn:
         note("no record falls due in these spans")
 

@@ -125,7 +125,8 @@ def browse(session: Session, output: Output, topic: str, name: str, entries_max:
     """
     with session.client() as client:
         found = client.durable_browse(topic, name, entries_max=entries_max, after=after)
-        writer = message_writer(output, TopicForms(client), several_topics=False, colour=False, browsed=True)
+        writer = message_writer(output, TopicForms(client), several_topics=False, browsed=True)
+        output.page()
         for change in found.entries:
             writer.write(change)
         writer.finish()

@@ -88,6 +88,7 @@ def grouping_options(command: Callable[..., object]) -> Callable[..., object]:
 
 def show_groups(result: QueryResult, output: Output) -> None:
     """Writes the results of groups, and remarks on them."""
+    output.page()
     payloads = (payload for batch in result.batches() for payload in batch.payloads)
     if output.format in (Format.NDJSON, Format.RAW):
         for payload in payloads:
@@ -106,9 +107,8 @@ def _show_table(documents: Sequence[dict[str, object]], output: Output) -> None:
 
 def plot_groups(result: QueryResult, group_by: Sequence[str], limit: int | None) -> None:
     """Draws the results of groups as bars, and remarks on them. `limit`: the most groups that are drawn."""
-    from sow_cli import plots, tables  # only here, as they need rich
+    from sow_cli import plots  # only here, as it needs rich
 
-    output = Output(Format.TABLE)
     documents = _documents(payload for batch in result.batches() for payload in batch.payloads)
     drawn = list(islice(documents, limit))
     more = next(documents, None) is not None
@@ -117,10 +117,8 @@ def plot_groups(result: QueryResult, group_by: Sequence[str], limit: int | None)
     charts = plots.charts(drawn, sum([len(divided(text)) for text in group_by]))
     shown = {name: bars for name, bars in charts.items() if plots.has_bars(bars)}
     if not shown:
-        _show_table(drawn, output)
-    for number, (name, bars) in enumerate(shown.items()):
-        lines = plots.lines(display.safe(name), bars, tables.terminal_width())
-        output.write((("\n" if number else "") + "\n".join(lines) + "\n").encode())
+        _show_table(drawn, Output(Format.TABLE))
+    plots.show({display.safe(name): bars for name, bars in shown.items()})
     if drawn and (without := [name for name in charts if name not in shown]):
         note(f"no bars for {', '.join(without)}: no group has a number there")
     if more:

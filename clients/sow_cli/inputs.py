@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from sow_cli import cells, packing, recoding
+from sow_cli.arguments import is_utf8
 from sow_cli.cell_values import CONVERT, NO_UTF8, CellType
 from sow_cli.cells import BadRow, Quoted
 from sow_cli.columns import INDEX, METADATA_COLUMNS
@@ -229,7 +230,7 @@ class CsvInput:
         header = next(reader, [])
         if isinstance(header, BadRow):
             raise click.UsageError(f"the first line is no CSV: {header.message}")
-        if not all(map(_is_utf8, header)):  # no record would be one, nor a line of --errors
+        if not all(map(is_utf8, header)):  # no record would be one, nor a line of --errors
             raise click.UsageError("the first line, with the names of the columns, is no UTF-8; see --encoding")
         if header and (unknown := self._reading.types.keys() - {"", *header}):
             raise click.UsageError(
@@ -304,14 +305,6 @@ class CsvInput:
         if all(cell in ("true", "false") for cell in found):
             return "bool"
         return "json" if all(cell[0] in "{[" and cells.is_json(cell) for cell in found) else "text"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _delimiter_in(first_line: str) -> str:

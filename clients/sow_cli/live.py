@@ -28,6 +28,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sow_cli import display
+from sow_cli.colours import are_shown
 from sow_cli.columns import Columns, GrowingColumns, below, is_number, steps, text
 from sow_cli.messages import MARKS, TopicForms, tell_left_out
 from sow_cli.rows import shown_payload, shown_text
@@ -359,7 +360,7 @@ class LiveDisplay:
         self._table = table
         self._forms = forms
         self._lock = threading.Lock()  # of the table: rich refreshes in a thread of its own
-        self._console = Console(highlight=False, markup=False, emoji=False)
+        self._console = Console(highlight=False, markup=False, emoji=False, no_color=not are_shown())
 
     @property
     def absent_fields(self) -> list[str]:

@@ -10,17 +10,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from os import environ
 from typing import Final, Protocol
 
-import click
 import msgspec
 
 from sow_cli import display
+from sow_cli.colours import styled
 from sow_cli.columns import Columns, GrowingColumns, is_number
 from sow_cli.output import Format, Output, note
 from sow_cli.rows import RecordForm, RecordLine, json_payload, shown_payload, shown_text
@@ -30,14 +28,9 @@ from sow_client import Change, Client, Gap, NotFound, Record, TopicSettings
 MARKS: Final = frozenset({"snapshot_end", "resync"})
 """Messages without a record."""
 
-_COLOURS: Final = {"put": "green", "oof": "red", "delete": "red", "expire": "yellow"}
+_STYLES: Final = {"put": "added", "oof": "removed", "delete": "removed", "expire": "expired"}
 _KEY_WIDTH_MIN: Final = 8
 _PAYLOAD_WIDTH_MIN: Final = 20
-
-
-def is_colourful() -> bool:
-    """True if lines for people have colours."""
-    return sys.stdout.isatty() and "NO_COLOR" not in environ
 
 
 def tell_left_out(names: Sequence[str]) -> None:
@@ -123,16 +116,15 @@ def message_writer(
     forms: TopicForms,
     *,
     several_topics: bool,
-    colour: bool,
     past: bool = False,
     browsed: bool = False,
     select: Sequence[str] = (),
 ) -> MessageWriter:
-    """The writer of the chosen format. `several_topics`, `colour`, `select` (paths of the fields that are columns): for
+    """The writer of the chosen format. `several_topics`, `select` (paths of the fields that are columns): for
     a table. `past`: the messages are old, so a table shows the time of their records. `browsed`: they are of a durable,
     so each shows also how often it was handed over."""
     if output.format is Format.TABLE:
-        lines = partial(_Lines, output, forms, several_topics=several_topics, colour=colour, select=select)
+        lines = partial(_Lines, output, forms, several_topics=several_topics, select=select)
         return lines(past=past or browsed, browsed=browsed)
     if output.format is Format.RAW:
         return _Raw(output)
@@ -221,7 +213,6 @@ class _Lines:
         forms: TopicForms,
         *,
         several_topics: bool,
-        colour: bool,
         past: bool = False,
         browsed: bool = False,
         select: Sequence[str] = (),
@@ -233,7 +224,6 @@ class _Lines:
         self._output = output
         self._forms = forms
         self._several_topics = several_topics
-        self._colour = colour
         self._past = past
         self._browsed = browsed
         self._now_micros = now_micros
@@ -277,7 +267,7 @@ class _Lines:
                 self._head(cells, headings)
             last = self._aligned(texts)
         cells.append(fit(last, max(_PAYLOAD_WIDTH_MIN, left)).rstrip())
-        self._print(fit("  ".join(cells), width).rstrip(), colour=_COLOURS.get(change.op))
+        self._print(fit("  ".join(cells), width).rstrip(), _STYLES.get(change.op))
 
     def _columns(self, change: Change) -> Columns | None:
         """The columns of the fields; None: the payload is shown as it is."""
@@ -310,7 +300,7 @@ class _Lines:
         names += ["topic", "key"] if self._several_topics else ["key"]
         front = [fit(name, max(len(name), text_width(cell))) for name, cell in zip(names, cells, strict=True)]
         fields = [fit(name, width) for name, width in zip(headings, self._field_widths, strict=True)]
-        self._print(fit("  ".join([*front, *fields]).rstrip(), terminal_width()).rstrip(), dim=True)
+        self._print(fit("  ".join([*front, *fields]).rstrip(), terminal_width()).rstrip(), "faint")
 
     def write_gap(self, topic: str, gap: Gap) -> None:
         count = "something" if gap.entries is None else f"{display.count(gap.entries)} entries before filtering"
@@ -319,7 +309,7 @@ class _Lines:
 
     def _mark(self, now: str, what: str, remark: str) -> None:
         line = f"{now}  {what}  {remark}".rstrip()
-        self._print(fit(display.safe(line), terminal_width()).rstrip(), dim=True)
+        self._print(fit(display.safe(line), terminal_width()).rstrip(), "faint")
 
     def finish(self) -> None:
         tell_left_out(self._growing.left_out)
@@ -331,9 +321,8 @@ class _Lines:
         unset = " ".join(change.unset_paths)
         return f"unset {display.safe(unset)}  {payload}" if unset else payload
 
-    def _print(self, line: str, *, colour: str | None = None, dim: bool = False) -> None:
-        styled = click.style(line, fg=colour, dim=dim or None) if self._colour else line
-        self._output.write(styled.encode() + b"\n")
+    def _print(self, line: str, style: str | None) -> None:
+        self._output.write(styled(line, style).encode() + b"\n")
 
 
 def _reason(change: Change) -> str:

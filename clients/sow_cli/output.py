@@ -7,7 +7,8 @@
      columns, whose texts are exact (columns [1]).
 [4]  A table is for people: times are ISO 8601 or relative, long values are cut with `…`, control characters are
      escaped.
-[5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes.
+[5]  No control character of the data reaches a terminal, whatever the format. A pipe and a file get exact bytes: JSON
+     has colours on a terminal only.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ _CSV_SAFE: Final = "sow_cli.csv_safe"
 _SOH: Final = "sow_cli.soh"
 _RAW: Final = "sow_cli.raw"
 """The same for `--soh` and `--raw`."""
+NO_PAGER: Final = "sow_cli.no_pager"
+"""Where contexts keep `--no-pager`."""
 
 
 class Format(Enum):
@@ -137,6 +140,8 @@ class Output:
     def one(self, facts: Facts) -> None:
         """Writes one result; as a table, one fact per line."""
         self._refuse_for_results()
+        if self.format is not Format.NDJSON:
+            self.page()
         if self.format is Format.TABLE:
             self._print(_vertical(facts))
         elif self.format is Format.CSV:
@@ -149,6 +154,7 @@ class Output:
     def many(self, results: Sequence[Facts], *, names: Sequence[str], nothing: str) -> None:
         """Writes a list of results. `names`: the columns of a CSV; `nothing`: the text of an empty table."""
         self._refuse_for_results()
+        self.page()
         if self.format is Format.TABLE:
             if not results:
                 self._print(_dim(nothing))
@@ -183,6 +189,7 @@ class Output:
         if self.format is not Format.TABLE:
             self.records([[record]], form, now_micros=lambda: now_micros, as_list=False)
             return
+        self.page()
         facts = _record_facts(record, self.raw(record.payload), form, now_micros)
         self._print(_vertical(facts))
 
@@ -196,6 +203,7 @@ class Output:
     ) -> int:
         """Writes records batch by batch ([1]) and returns their number. `as_list`: in JSON an array, even of one
         record."""
+        self.page()
         match self.format:
             case Format.TABLE:
                 return self._record_table(batches, form, now_micros)
@@ -208,6 +216,13 @@ class Output:
             case Format.NDJSON:
                 return self._record_lines(batches, form)
         return self._record_array(batches, form) if as_list else self._record_lines(batches, form)
+
+    def page(self) -> None:
+        """A terminal gets all that follows, which ends, through the pager of the user."""
+        if sys.stdout.isatty() and NO_PAGER not in click.get_current_context().meta:
+            from sow_cli import outlets
+
+            outlets.page()
 
     def raw(self, payload: bytes) -> bytes:
         """A payload as `--format raw` writes it."""
@@ -286,7 +301,7 @@ class Output:
         return written
 
     def _record_table(self, batches: Iterable[Batch], form: RecordForm, now_micros: Callable[[], int]) -> int:
-        from sow_cli import tables
+        from sow_cli import colours, tables
 
         written = 0
         rows: TableRows | None = None
@@ -301,7 +316,7 @@ class Output:
                 layout = tables.TableLayout.of_lines(
                     rows.headings, texts[:_ROWS_MEASURED], tables.terminal_width(), last_grows=rows.columns is None
                 )
-                self._print(tables.styled(layout.line(rows.headings), bold=True) + "\n")
+                self._print(colours.styled(layout.line(rows.headings), "heading") + "\n")
             self.write(("\n".join([layout.line(row) for row in texts]) + "\n").encode())
             written += len(batch)
         if layout is None or rows is None:
@@ -329,6 +344,10 @@ class Output:
         terminal gets no control characters of the data ([5]); those of a table are its own colours."""
         if self.format is not Format.TABLE and sys.stdout.isatty():
             data = display.safe_output(data)
+            if self.format in (Format.JSON, Format.NDJSON):
+                from sow_cli import colours
+
+                data = colours.json(data.decode()).encode()
         out = sys.stdout.buffer
         out.write(data)
         out.flush()
@@ -464,7 +483,8 @@ def progress(*texts: str, measured: bool) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True, highlight=False)
+    ctx = click.get_current_context(silent=True)
+    console = Console(stderr=True, highlight=False, no_color=(ctx is not None and ctx.color is False) or None)
     parts = [BarColumn(bar_width=30), TextColumn("{task.percentage:>3.0f}%")] if measured else [SpinnerColumn()]
     return Progress(
         TextColumn("{task.description}"),
@@ -536,9 +556,9 @@ def _full_payload(payload: bytes, form: RecordForm) -> str:
 
 
 def _dim(text: str) -> str:
-    from sow_cli import tables
+    from sow_cli import colours
 
-    return tables.styled(text, dim=True) + "\n"
+    return colours.styled(text, "faint") + "\n"
 
 
 def _vertical(facts: Facts) -> str:

@@ -1,4 +1,4 @@
-"""`--plot`: results of groups as bars, a chart for each aggregate.
+"""`--plot`: results of groups as bars, a chart for each aggregate; and the course of a figure as a line of small bars.
 
 [1]  A number stands beside each bar, exact unless it is long, and is never cut. A long name is cut with `…`.
 [2]  All bars of a chart have one scale, and begin at zero, so lengths compare as values do. A value other than zero has
@@ -8,18 +8,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from math import floor
+from itertools import count
+from math import ceil, floor
 from typing import Final
 
 from rich.bar import Bar as Blocks
 from rich.console import Console
 
 from sow_cli import display
-from sow_cli.tables import GAP, fit, styled, text_width
+from sow_cli.colours import styled
+from sow_cli.output import Format, Output
+from sow_cli.tables import GAP, fit, terminal_width, text_width
 
 FIGURE_WIDTH_MAX: Final = 24
 """A number that needs more is shown with six digits and its exponent."""
@@ -28,6 +32,7 @@ BAR_WIDTH_MIN: Final = 10
 """Names are cut before bars are shorter than this."""
 _EIGHTHS: Final = 8
 """Bars grow by eighths of a character."""
+_HEIGHTS: Final = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,40 @@ class Bar:
     """A number has a bar; a text, a boolean and None have none."""
 
 
+def show(charts: Mapping[str, Sequence[Bar]]) -> None:
+    """Draws charts by their titles, one below the other."""
+    output = Output(Format.TABLE)
+    output.page()
+    width = terminal_width()
+    output.write("\n".join(["\n".join(lines(*chart, width)) + "\n" for chart in charts.items()]).encode())
+
+
 def charts(results: Sequence[Mapping[str, object]], group_names: int) -> dict[str, list[Bar]]:
     """The bars of each aggregate by its name. `group_names`: how many of the first names are those of the groups."""
     names = list(results[0])[group_names:] if results else []
     groups = [" · ".join(map(_shown, list(one.values())[:group_names])) or "all" for one in results]
     return {name: [Bar(group, one[name]) for group, one in zip(groups, results, strict=True)] for name in names}
+
+
+def spread(micros: Sequence[float]) -> list[Bar]:
+    """How many of the values are up to each bound of 1, 2, 5, 10 … microseconds, from the least value to the greatest.
+    `micros`: sorted."""
+    bars: list[Bar] = []
+    counted = 0
+    for bound in (digit * 10**zeros for zeros in count() for digit in (1, 2, 5)):
+        if counted == len(micros):
+            return bars
+        upto = bisect_right(micros, bound)
+        if upto:
+            bars.append(Bar(f"≤ {display.duration(bound)}", upto - counted))
+        counted = upto
+    raise AssertionError("the bounds do not end")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A character for each value, of heights from zero to the greatest one. A value above zero is never the lowest."""
+    top = max(values, default=0)
+    return "".join([_HEIGHTS[ceil(value / top * (len(_HEIGHTS) - 1)) if top else 0] for value in values])
 
 
 def has_bars(bars: Sequence[Bar]) -> bool:
@@ -53,7 +87,7 @@ def has_bars(bars: Sequence[Bar]) -> bool:
 
 def lines(title: str, bars: Sequence[Bar], width: int) -> Iterator[str]:
     """A chart in so many columns of a terminal ([1], [2])."""
-    yield styled(title, bold=True)
+    yield styled(title, "heading")
     figures = [_figure(bar.value) for bar in bars]
     names = [display.safe(bar.name) for bar in bars]
     figure_width = max(map(text_width, figures))
@@ -65,7 +99,7 @@ def lines(title: str, bars: Sequence[Bar], width: int) -> Iterator[str]:
         drawn = "" if number is None else scale.drawn(number)
         line = f"{fit(name, name_width)}{' ' * (GAP + figure_width - text_width(figure))}{figure}"
         if drawn:
-            blocks = styled(drawn.lstrip(" "), colour="red" if number is not None and number < 0 else "cyan")
+            blocks = styled(drawn.lstrip(" "), "negative" if number is not None and number < 0 else "bar")
             line += " " * (GAP + len(drawn) - len(drawn.lstrip(" "))) + blocks
         yield line
 

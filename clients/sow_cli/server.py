@@ -44,7 +44,8 @@ def status(session: Session, output: Output, watch: bool, interval: str | None) 
 
     With --watch a line comes each second, until Ctrl-C. It has the changes and expiries in a second, the requests that
     wait for the writer, and the subscriptions with those that read the journal. Then come the greatest lag of a peer
-    and the busiest topics with a journal. NDJSON has every topic and link.
+    and the busiest topics with a journal. On a terminal small charts of the rates and the queue stay below the lines.
+    NDJSON has every topic and link.
 
     \b
     Examples:

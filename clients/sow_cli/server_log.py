@@ -8,11 +8,12 @@ import click
 import msgspec
 
 from sow_cli import display
+from sow_cli.colours import styled
 from sow_cli.output import Format, Output, output_option
 from sow_cli.session import Session
 from sow_client import LogLevel, LogLine
 
-_COLOURS: Final = {"warning": "yellow", "error": "red", "critical": "red"}
+_STYLES: Final = {"warning": "warning", "error": "error", "critical": "error"}
 
 
 @click.command(short_help="Show the server's log.")
@@ -37,12 +38,14 @@ def log(session: Session, output: Output, *, follow: bool, level: str | None, li
     """
     if output.format not in (Format.TABLE, Format.NDJSON):
         raise click.UsageError("a log has lines: use --format table or ndjson")
+    if not follow:
+        output.page()
     with session.client() as client:
         for line in client.watch_log(cast("LogLevel | None", level), lines_max=lines, follow=follow):
             if output.format is Format.NDJSON:
                 output.write(_json(line))
             else:
-                click.echo(_row(line))
+                output.write(_row(line).encode() + b"\n")
 
 
 def _json(line: LogLine) -> bytes:
@@ -65,6 +68,6 @@ def _row(line: LogLine) -> str:
         f"{display.safe(name)}={display.safe(value if isinstance(value, str) else msgspec.json.encode(value).decode())}"
         for name, value in fields.items()
     )
-    level = click.style(f"{line.level:<8}", fg=_COLOURS.get(line.level))
+    level = styled(f"{line.level:<8}", _STYLES.get(line.level))
     missed = f"({line.missed:,} lines missed)\n" if line.missed else ""
     return f"{missed}{line.time:%Y-%m-%d %H:%M:%S}Z {level} {display.safe(line.event)} {told}".rstrip()

@@ -66,8 +66,21 @@ class TopicOptions(PolicyOptions):
     fix_separator: str | None
 
 
-_DURATION: Final = "DURATION|none"
-_SIZE: Final = "SIZE|none"
+def _flag(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(f"--{name}/--no-{name}", default=None, help=text)
+
+
+def _bound(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, type=arguments.bound, metavar="DURATION|none", help=text)
+
+
+def _size(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, type=arguments.size, metavar="SIZE|none", help=text)
+
+
+def _entries(name: str, text: str) -> Callable[[Command], Command]:
+    return click.option(name, type=arguments.entries, metavar="N|none", help=text)
+
 
 _TOPIC_OPTIONS: Final = (
     click.option(
@@ -78,9 +91,7 @@ _TOPIC_OPTIONS: Final = (
         type=click.Choice(get_args(MessageTypeName)),
         help="Encoding of the payloads; a new topic has json.",
     ),
-    click.option(
-        "--journal/--no-journal", default=None, help="Whether changes are journaled; a new topic journals them."
-    ),
+    _flag("journal", "Whether changes are journaled; a new topic journals them."),
     click.option(
         "--index",
         type=arguments.index,
@@ -106,16 +117,9 @@ _POLICY_OPTIONS: Final = (
         "effect. reject: records with a lifetime are refused. A DURATION such as 30s: enabled, and the lifetime of "
         "records that carry none.",
     ),
-    click.option(
-        "--default-ttl",
-        type=arguments.bound,
-        metavar=_DURATION,
-        help="The lifetime of records that carry none; the same as --expiration DURATION.",
-    ),
-    click.option("--min-ttl", type=arguments.bound, metavar=_DURATION, help="Shorter lifetimes are raised to this."),
-    click.option(
-        "--max-ttl", type=arguments.bound, metavar=_DURATION, help="Longer lifetimes, and never, are lowered to this."
-    ),
+    _bound("--default-ttl", "The lifetime of records that carry none; the same as --expiration DURATION."),
+    _bound("--min-ttl", "Shorter lifetimes are raised to this."),
+    _bound("--max-ttl", "Longer lifetimes, and never, are lowered to this."),
     click.option(
         "--retain-time",
         type=arguments.retain_time,
@@ -128,42 +132,13 @@ _POLICY_OPTIONS: Final = (
         metavar="SIZE|unlimited|none",
         help="How much the journal keeps, such as 256MiB, 1GB or 0. Other numbers need a unit.",
     ),
-    click.option(
-        "--max-age", type=arguments.bound, metavar=_DURATION, help="Older journal entries are discarded, read or not."
-    ),
-    click.option(
-        "--max-bytes",
-        type=arguments.size,
-        metavar=_SIZE,
-        help="Journal entries beyond this size are discarded, the oldest first.",
-    ),
-    click.option(
-        "--max-entries",
-        type=arguments.entries,
-        metavar="N|none",
-        help="Journal entries beyond this number are discarded, the oldest first.",
-    ),
-    click.option(
-        "--backlog-ttl",
-        type=arguments.bound,
-        metavar=_DURATION,
-        help="Changes that a durable leaves unacknowledged for this long count as acknowledged.",
-    ),
-    click.option(
-        "--backlog-quota-bytes",
-        type=arguments.size,
-        metavar=_SIZE,
-        help="How much a durable may leave unacknowledged.",
-    ),
-    click.option(
-        "--backlog-quota-age", type=arguments.bound, metavar=_DURATION, help="How old an unacknowledged change may be."
-    ),
-    click.option(
-        "--backlog-quota-entries",
-        type=arguments.entries,
-        metavar="N|none",
-        help="How many changes a durable may leave unacknowledged.",
-    ),
+    _bound("--max-age", "Older journal entries are discarded, read or not."),
+    _size("--max-bytes", "Journal entries beyond this size are discarded, the oldest first."),
+    _entries("--max-entries", "Journal entries beyond this number are discarded, the oldest first."),
+    _bound("--backlog-ttl", "Changes that a durable leaves unacknowledged for this long count as acknowledged."),
+    _size("--backlog-quota-bytes", "How much a durable may leave unacknowledged."),
+    _bound("--backlog-quota-age", "How old an unacknowledged change may be."),
+    _entries("--backlog-quota-entries", "How many changes a durable may leave unacknowledged."),
     click.option(
         "--backlog-action",
         type=click.Choice([*get_args(BacklogActionName), NONE]),
@@ -175,62 +150,34 @@ _POLICY_OPTIONS: Final = (
         metavar="N|unlimited|none",
         help="A change that was delivered to consumers of a durable this often is set aside.",
     ),
-    click.option(
-        "--durable-idle-ttl",
-        type=arguments.bound,
-        metavar=_DURATION,
-        help="A durable that is unused for this long is removed.",
-    ),
-    click.option(
-        "--idle-ttl", type=arguments.bound, metavar=_DURATION, help="A topic that is unused for this long is deleted."
-    ),
-    click.option(
-        "--publish-is-use/--no-publish-is-use",
-        default=None,
-        help="Whether a publish counts as a use of the topic; default no.",
-    ),
-    click.option(
-        "--only-if-empty/--no-only-if-empty",
-        default=None,
-        help="Whether an unused topic is deleted only while it has no records; default no.",
-    ),
-    click.option(
-        "--auto-delete/--no-auto-delete",
-        default=None,
-        help="Whether the topic is deleted when its last subscriber leaves; default no.",
-    ),
+    _bound("--durable-idle-ttl", "A durable that is unused for this long is removed."),
+    _bound("--idle-ttl", "A topic that is unused for this long is deleted."),
+    _flag("publish-is-use", "Whether a publish counts as a use of the topic; default no."),
+    _flag("only-if-empty", "Whether an unused topic is deleted only while it has no records; default no."),
+    _flag("auto-delete", "Whether the topic is deleted when its last subscriber leaves; default no."),
     click.option(
         "--dead-letter",
         metavar="TOPIC|none",
         help="Expired records, and changes beyond --delivery-limit, are copied to this topic.",
     ),
-    click.option(
-        "--dead-letter-by-key/--no-dead-letter-by-key",
-        default=None,
-        help="Whether a copy has the record's key, so that the last one stays; default topic|key|version.",
+    _flag(
+        "dead-letter-by-key",
+        "Whether a copy has the record's key, so that the last one stays; default topic|key|version.",
     ),
     click.option(
         "--on-missing",
         type=click.Choice([*get_args(OnMissingName), NONE]),
         help="The treatment of dead letters while their topic does not exist; default retain.",
     ),
-    click.option(
-        "--replicate-durables/--no-replicate-durables",
-        default=None,
-        help="Whether peers know the durables of the topic, so that consumers go on there; default no. Durables that "
+    _flag(
+        "replicate-durables",
+        "Whether peers know the durables of the topic, so that consumers go on there; default no. Durables that "
         "are replicated stay so.",
     ),
-    click.option(
-        "--max-records",
-        type=arguments.entries,
-        metavar="N|none",
-        help="A publish that would add a record beyond this number is refused with TOPIC_FULL.",
-    ),
-    click.option(
+    _entries("--max-records", "A publish that would add a record beyond this number is refused with TOPIC_FULL."),
+    _size(
         "--max-stored-bytes",
-        type=arguments.size,
-        metavar=_SIZE,
-        help="A publish that would let keys and payloads of the records grow beyond this is refused likewise.",
+        "A publish that would let keys and payloads of the records grow beyond this is refused likewise.",
     ),
 )
 

@@ -31,7 +31,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from sow.version import __version__
 from sow_cli import display, outlets
 from sow_cli.completion import Line, Names, Values, before_last_word, completions, line_of
-from sow_cli.connection import found_settings, given, session_of
+from sow_cli.connection import found_settings, given_words, session_of
 from sow_cli.filters import place
 from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated, heeded, through_asyncio
 from sow_cli.session import Connect, Session
@@ -47,7 +47,7 @@ CLIENTS_MAX: Final = 8
 GOES_ON: Final = "... "
 """The prompt of a line that continues the one before."""
 LEAVE: Final = frozenset({"exit", "quit", "\\q"})
-HELP: Final = frozenset({"help", "?", "\\?"})
+HELP: Final = frozenset({"?", "\\?"})
 _GREETING: Final = (
     rf"help lists the commands, Tab completes, {WIDE} at the end shows fields line by line, Ctrl-D leaves"
 )
@@ -59,7 +59,7 @@ def run_shell(ctx: click.Context, root: click.Group, connect: Connect) -> int:
     if isinstance(connect, Clients):
         raise click.UsageError("Missing command.")
     with Clients(connect) as clients:
-        return Shell(root, given(ctx), clients).run()
+        return Shell(root, given_words(ctx), clients).run()
 
 
 class Clients:
@@ -121,10 +121,10 @@ class _Lent:
 class Shell:
     """Reads lines, and runs them."""
 
-    def __init__(self, root: click.Group, options: Mapping[str, str], clients: Clients) -> None:
-        """`options`: those of the connection that the shell was started with; they count for each command."""
+    def __init__(self, root: click.Group, outer: Sequence[str], clients: Clients) -> None:
+        """`outer`: the options that the shell was started with; they count for each command."""
         self._root = root
-        self._outer = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
+        self._outer = list(outer)
         self._clients = clients
         values = Values(Names())
         values.prepare(root)
@@ -193,8 +193,8 @@ class Shell:
         if words[0] == ".sql":  # its text keeps its quotation marks
             words[0] = "sql"
         if words[0] in HELP:
-            words = [*words[1:], "--help"]
-        before = [*self._outer, *(("--format", "ndjson") if command.is_wide else ())]
+            words[0] = "help"
+        before = [*self._outer, *(("--format", "ndjson", "--color", "never") if command.is_wide else ())]
         try:
             with _outlet(command), _wide() if command.is_wide else nullcontext():
                 return _ended(self._root, [*before, *words], self._clients)

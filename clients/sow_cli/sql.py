@@ -87,8 +87,8 @@ def sql(
             elif kind is Format.TABLE:
                 _show(result, output)
             else:
-                _write(result, kind, sys.stdout.buffer, output)
-                sys.stdout.buffer.flush()
+                output.page()
+                _write(result, kind, None, output)
             for one in result.topics.values():
                 place = f", bookmark {one.bookmark}" if one.bookmark else ""
                 instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -148,30 +148,31 @@ def _text(value: object) -> str:
     return display.safe(plain if isinstance(plain, str) else _encode(plain).decode())
 
 
-def _write(result: SqlResult, kind: Format, sink: IO[bytes], output: Output) -> None:
-    """Writes the rows, piece by piece."""
+def _write(result: SqlResult, kind: Format, file: IO[bytes] | None, output: Output) -> None:
+    """Writes the rows, piece by piece, into a file; None: to stdout."""
     if kind in (Format.PARQUET, Format.ARROW):
         from sow_cli.arrow import write_rows
 
-        write_rows(sink, result.schema, result.batches(), is_parquet=kind is Format.PARQUET)
+        write_rows(file or sys.stdout.buffer, result.schema, result.batches(), is_parquet=kind is Format.PARQUET)
+        sys.stdout.buffer.flush()
         return
+    write = output.write if file is None else file.write  # a terminal gets no control characters of the data
     between = b"[\n"
     if kind is Format.CSV:
-        sink.write(_csv([result.columns], output))
+        write(_csv([result.columns], output))
     for batch in result.batches():
         rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
         if kind is Format.CSV:
-            sink.write(_csv([[None if one is None else _cell(one) for one in row] for row in rows], output))
+            write(_csv([[None if one is None else _cell(one) for one in row] for row in rows], output))
             continue
-        for row in rows:
-            line = _encode({name: _plain(one) for name, one in zip(result.columns, row, strict=True)})
-            if kind is Format.JSON:
-                sink.write(between + line)
-                between = b",\n"
-            else:
-                sink.write(line + b"\n")
+        lines = [_encode({name: _plain(one) for name, one in zip(result.columns, row, strict=True)}) for row in rows]
+        if kind is not Format.JSON:
+            write(b"".join([line + b"\n" for line in lines]))
+        elif lines:
+            write(between + b",\n".join(lines))
+            between = b",\n"
     if kind is Format.JSON:
-        sink.write(b"[]\n" if between == b"[\n" else b"\n]\n")
+        write(b"[]\n" if between == b"[\n" else b"\n]\n")
 
 
 _encode: Final = msgspec.json.Encoder(decimal_format="number").encode

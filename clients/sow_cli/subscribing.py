@@ -25,7 +25,7 @@ from sow_cli.filter_parameters import Values, param_option
 from sow_cli.grouping import Grouping, grouping_options
 from sow_cli.ignored import remark_on_fields
 from sow_cli.live_results import as_messages, rows_of
-from sow_cli.messages import MARKS, MessageWriter, TopicForms, is_colourful, message_writer
+from sow_cli.messages import MARKS, MessageWriter, TopicForms, message_writer
 from sow_cli.output import Output, message_output_option, note
 from sow_cli.session import Session
 from sow_client import (
@@ -217,7 +217,7 @@ def subscribe(
             consume = partial(client.durable, topic, durable, filter_text, parameters, start=start, force=force)
             consume = partial(consume, select=fields, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
             consumer = consume(**of_durable)
-            writer = message_writer(output, forms, several_topics=False, colour=is_colourful(), select=fields or ())
+            writer = message_writer(output, forms, several_topics=False, select=fields or ())
             written = _consume(consumer, gaps, writer, limit=limit, lasting=lasting, acknowledges=ack is not False)
             _sum_up(written, consumer, output)
             return
@@ -235,7 +235,7 @@ def subscribe(
         asked = partial(client.live_result, topic, filter_text, parameters) if kept else None
         rows = rows_of(asked, grouping, order_by, top, shown, conflation=conflation, select=fields, tell=tell)
         subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
-        writer = message_writer(output, forms, several_topics=pattern, colour=is_colourful(), select=fields or ())
+        writer = message_writer(output, forms, several_topics=pattern, select=fields or ())
         _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
 
 

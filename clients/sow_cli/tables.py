@@ -9,18 +9,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
 
-import click
-
 from sow_cli import display
+from sow_cli.colours import styled
 from sow_cli.columns import is_number
 
 GAP: Final = 2
@@ -45,7 +42,7 @@ def list_table(
     widths = column_widths(headings, rows, width)
     layout = TableLayout(_narrowed(widths, width), frozenset(at for at, one in enumerate(right) if one))
     # A heading of fewer lines than others stands at the bottom.
-    above = [styled(line, bold=True) for line in layout.folded(headings, at_bottom=True)]
+    above = [styled(line, "heading") for line in layout.folded(headings, at_bottom=True)]
     rule = "─" * (sum(layout.widths) + GAP * (len(layout.widths) - 1))
     below = [line for row in rows for line in layout.folded(row)]
     return "\n".join([*above, rule, *below]) + "\n", len(layout.widths)
@@ -59,7 +56,7 @@ def facts_table(facts: Sequence[tuple[str, str]], width: int) -> str:
     for row in rows:
         parts = (folded(cell, wide) for cell, wide in zip(row, widths, strict=True))
         for name, value in zip_longest(*parts, fillvalue=""):
-            lines.append(f"{styled(padded(name, widths[0]), bold=True)}{_GAP}{padded(value, widths[1])}\n")
+            lines.append(f"{styled(padded(name, widths[0]), 'heading')}{_GAP}{padded(value, widths[1])}\n")
     return "".join(lines)
 
 
@@ -234,17 +231,6 @@ def _pieces(word: str, width: int) -> list[str]:
         room -= wide
     pieces[-1] += word[len(word.rstrip()) :]
     return pieces
-
-
-def styled(text: str, *, bold: bool = False, dim: bool = False, colour: str | None = None) -> str:
-    """A text for stdout; on a terminal that has styles, with these."""
-    return click.style(text, fg=colour, bold=bold or None, dim=dim or None) if _has_styles() else text
-
-
-def _has_styles() -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or sys.stdout.isatty()
 
 
 def terminal_width() -> int:

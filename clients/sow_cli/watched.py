@@ -1,7 +1,10 @@
-"""The figures of `sow status --watch`: a line for each answer of the server, as of vmstat."""
+"""The figures of `sow status --watch`: a line for each answer of the server, as of vmstat. On a terminal the course of
+the rates stays below them."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, timedelta
 from typing import Final
@@ -26,13 +29,24 @@ def show(client: Client, output: Output, interval: str) -> None:
     """Writes the figures, until the server stops."""
     if output.format not in (Format.TABLE, Format.NDJSON):
         raise click.UsageError("--watch never ends: use --format table or ndjson")
-    for number, figures in enumerate(client.watch_figures(interval)):
-        if output.format is Format.NDJSON:
+    answers = client.watch_figures(interval)
+    if output.format is Format.NDJSON:
+        for figures in answers:
             output.write(_line(figures))
-            continue
-        if number % HEAD_EVERY == 0:
-            click.echo(_HEAD)
-        click.echo(_row(figures))
+    elif sys.stdout.isatty():
+        from sow_cli import courses  # only here, as it needs rich
+
+        courses.show(_texts(answers))
+    else:
+        for _, text in _texts(answers):
+            click.echo(text)
+
+
+def _texts(answers: Iterable[Figures]) -> Iterator[tuple[Figures, str]]:
+    """The figures, each with its line, which has the head above it now and then."""
+    for number, figures in enumerate(answers):
+        head = "" if number % HEAD_EVERY else f"{_HEAD}\n"
+        yield figures, head + _row(figures)
 
 
 def _line(figures: Figures) -> bytes:

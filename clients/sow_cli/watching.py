@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sow_cli import display
+from sow_cli.colours import are_shown
 from sow_cli.live import SURROUNDINGS, silent_keys
 from sow_cli.rows import RecordForm, TableRows
 from sow_cli.tables import TableLayout
@@ -84,7 +85,7 @@ def watch(
     wait: Callable[[float], object] = time.sleep,
 ) -> None:
     """Shows the answer until the command is ended. `ask`: makes the query, for so many records at most."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, no_color=not are_shown())
     with (
         silent_keys(),
         Live(console=console, auto_refresh=False, redirect_stderr=sys.stderr.isatty()) as shown,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import BinaryIO, Final
 
 import msgspec
@@ -24,13 +25,26 @@ class WideLines(io.RawIOBase):
 
     def __init__(self, out: BinaryIO) -> None:
         super().__init__()
-        self._out = out
+        self.out = out
         self._rest = b""
         self._rows = 0
 
     def isatty(self) -> bool:
         """As the terminal below."""
-        return self._out.isatty()
+        return self.out.isatty()
+
+    def fileno(self) -> int:
+        """As the terminal below."""
+        return self.out.fileno()
+
+    @contextmanager
+    def onto(self, out: BinaryIO) -> Iterator[None]:
+        """In the block, blocks are written there."""
+        before, self.out = self.out, out
+        try:
+            yield
+        finally:
+            self.out = before
 
     def writable(self) -> bool:
         """Yes."""
@@ -42,15 +56,15 @@ class WideLines(io.RawIOBase):
         lines = (self._rest + taken).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
-            self._out.write(self._block(line))
-        self._out.flush()
+            self.out.write(self._block(line))
+        self.out.flush()
         return len(taken)
 
     def finish(self) -> None:
         """Writes what is left."""
         if self._rest:
-            self._out.write(self._block(self._rest))
-            self._out.flush()
+            self.out.write(self._block(self._rest))
+            self.out.flush()
             self._rest = b""
 
     def _block(self, line: bytes) -> bytes:

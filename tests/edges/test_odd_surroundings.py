@@ -98,6 +98,7 @@ class Commands:
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
             "TERM": "xterm",
+            "SOW_PAGER": "",
             "SOW_SERVER": server,
             "GRPC_VERBOSITY": "NONE",
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -101,6 +102,19 @@ def test_a_table_has_a_line_for_each_work_that_was_asked_for(
     assert header.split()[:3] == ["work", "operations", "time"]
     assert publish.split()[0:2] == ["publish", "1,000"]
     assert get.split()[0] == "get"
+
+
+def test_times_are_drawn(server: ServerProcess) -> None:
+    done = bench(server.address, *SMALL[:-2], "--work", "get", "--plot")
+    assert done.exit_code == 0, done.stderr
+    figures, publishes, gets = done.stdout.split("\n\n")
+    assert figures.split()[0] == "work"
+    assert publishes.splitlines()[0] == "publish: samples by time"
+    title, *bars = gets.splitlines()
+    assert title == "get: samples by time"
+    operations = next(line for line in figures.splitlines() if line.startswith("get")).split()[1]
+    assert sum(int(re.split(" {2,}", bar)[1].replace(",", "")) for bar in bars) == int(operations.replace(",", ""))
+    assert bench(server.address, *SMALL, "--plot").exit_code == WRONG_USAGE, "NDJSON has no bars"
 
 
 def test_a_report_has_the_figures_with_settings_and_versions(server: ServerProcess, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ PAGES: Final = [
     ROOT / "README.md",
     DOCS / "index.md",
     DOCS / "tutorial.md",
+    DOCS / "keys.md",
+    DOCS / "lifetimes.md",
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
 ]
 REDIS_PORT: Final = "6379"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from decimal import Decimal
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow.parquet
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, _NamedTextIOWrapper
 
 from sow_cli.command import sow
 from sow_client import AsyncClient, Client, InvalidArgument, NotFound
@@ -248,6 +249,25 @@ def test_the_command_writes_exact_values(server: ServerProcess, tmp_path: Path) 
     file = tmp_path / "a.parquet"
     assert run(server, "-o", str(file), text).exit_code == 0
     assert pyarrow.parquet.read_table(file).to_pylist()[0]["d"] == Decimal("0.100")
+
+
+@pytest.mark.parametrize("output_format", ["ndjson", "json", "csv", "table"])
+def test_a_terminal_gets_no_control_characters_of_the_data(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, output_format: str
+) -> None:
+    """X7. Rows went around what guards the terminal, and escape sequences of a record acted there."""
+    monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: True, raising=False)
+    text = "SELECT 'a' || chr(27) || '[2J' || chr(155) || '31m' || chr(127) || chr(8238) AS \"b\x1b\""
+    arguments = ["--server", server.address, "--color", "never", "sql", f"{text} FROM sites", "--format", output_format]
+    done = CliRunner().invoke(sow, arguments)
+    assert done.exit_code == 0, done.stderr
+    shown = done.stdout_bytes.decode()
+    assert "1b[2J" in shown
+    assert "9b31m" in shown
+    assert re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown) == []
+    monkeypatch.undo()
+    exact = CliRunner().invoke(sow, arguments).stdout_bytes.decode()
+    assert output_format != "csv" or "\x1b[2J\x9b31m" in exact, "a pipe gets exact bytes"
 
 
 def test_the_command_explains_and_advises(server: ServerProcess) -> None:

@@ -32,7 +32,7 @@ class Screen:
         self.process = pexpect.spawn(
             sow(),
             ["--server", address, *arguments],
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", "SOW_PAGER": ""},
             dimensions=(HEIGHT, WIDTH),
             timeout=SECONDS_MAX,
         )
@@ -124,4 +124,17 @@ def test_results_of_groups_are_a_live_table(server: ServerProcess) -> None:
     publish(server, 99)
     screen.until(lambda lines: len(lines) == 3 and lines[2].split()[-2:] == ["2", "99"])
     screen.interrupt()
+    assert screen.process.exitstatus == 130
+
+
+def test_the_course_of_the_rates_stays_below_the_lines_of_a_watched_status(server: ServerProcess) -> None:
+    screen = Screen(server.address, "status", "--watch", "--interval", "100ms")
+    screen.until(lambda lines: any("max" in line for line in lines))
+    publish(server, 1.5, 30, 7)
+    lines = screen.until(lambda lines: any("█" in line for line in lines))
+    assert lines[0].split()[:3] == ["time", "changes/s", "expired/s"]
+    last = screen.interrupt()
+    assert [line.split()[0] for line in last[-3:]] == ["changes/s", "expired/s", "queue"]
+    assert [line for line in last if line.startswith("changes/s")] == last[-3:-2], "once"
+    assert not any("^C" in line or "Traceback" in line for line in last)
     assert screen.process.exitstatus == 130

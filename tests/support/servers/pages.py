@@ -139,6 +139,7 @@ class Reader:
             "SOW_SERVER": f"127.0.0.1:{self.port}",
             "XDG_CONFIG_HOME": str(folder / "config"),  # no contexts of whoever runs the test
             "TERM": "xterm",
+            "SOW_PAGER": "",
             "NO_COLOR": "1",
             "COLUMNS": str(COLUMNS),
         }

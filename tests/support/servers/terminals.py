@@ -19,13 +19,15 @@ REAL = "sow"
 """The command as it is, for a server."""
 
 
-def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = FAKES) -> subprocess.Popen[bytes]:
+def start(
+    *arguments: str, stdin: int, stdout: int, stderr: int, program: str = FAKES, **variables: str
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [str(commands().programs / program), *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24", "SOW_PAGER": ""} | variables,
         start_new_session=True,
     )
 
@@ -33,9 +35,9 @@ def start(*arguments: str, stdin: int, stdout: int, stderr: int, program: str = 
 class Terminal:
     """The other end of the pseudo-terminal that a process runs on."""
 
-    def __init__(self, *arguments: str, program: str = FAKES) -> None:
+    def __init__(self, *arguments: str, program: str = FAKES, **variables: str) -> None:
         self._end, other = pty.openpty()
-        self.process = start(*arguments, stdin=other, stdout=other, stderr=other, program=program)
+        self.process = start(*arguments, stdin=other, stdout=other, stderr=other, program=program, **variables)
         os.close(other)
         self.text = ""
 

@@ -13,6 +13,8 @@ import pytest
 import sow_client
 import sow_server
 from sow.version import __version__
+from sow_cli import helping
+from sow_cli.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,7 +35,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_top_level_names_say_whose_they_are(names: list[str]) -> None:
     top_level = {name.split("/")[0] for name in names}
     foreign = {
-        name for name in top_level if not re.fullmatch(r"sow|sow_[a-z_]+|pyspark_sow|sow-[0-9.]+\.dist-info", name)
+        name
+        for name in top_level
+        if not re.fullmatch(r"sow|sow_[a-z_]+|pyspark_sow|sow-[0-9.]+\.(dist-info|data)", name)
     }
     assert foreign == set()
     assert {"sow", "sow_client", "sow_cli", "sow_peering", "sow_replication", "sow_server"} <= top_level
@@ -58,6 +62,15 @@ def test_the_console_is_inside_with_its_files(names: list[str]) -> None:
     files = [path for kind in ("static", "templates") for path in (sources / kind).rglob("*") if path.is_file()]
     assert len(files) > 10
     assert {str(path.relative_to(sources.parent)) for path in files} <= set(names)
+
+
+def test_the_pages_of_the_help_are_inside(names: list[str]) -> None:
+    assert {f"sow_cli/pages/{page.partition('#')[0]}" for page in helping.TOPICS.values()} <= set(names)
+
+
+def test_the_man_pages_are_inside(names: list[str]) -> None:
+    pages = {name.rpartition("/")[2] for name in names if "/share/man/man1/" in name}
+    assert pages == {"sow.1", "sow-server.1", *[f"sow-{name}.1" for name in COMMANDS]}
 
 
 def test_nothing_of_the_workshop_is_inside(names: list[str]) -> None:

@@ -41,6 +41,7 @@ _WITHOUT_RESULT = (
     ("context", "use"),
     ("context", "remove"),
     ("completion",),
+    ("help",),
     ("filter", "from-amps"),
 )
 """They write nothing for a pipe."""
@@ -239,7 +240,14 @@ def test_wrong_usage_ends_with_2_and_asks_the_server_nothing(client: FakeClient,
         (("qeury", "orders"), "No such command 'qeury'. Did you mean 'query'?"),
         (("set", "a", "b"), "No such command 'set'. Did you mean 'publish'?"),
         (("zzz",), "No such command 'zzz'."),
-        (("help", "query"), "`sow --help` lists the commands, `sow COMMAND --help` explains one"),
+        (("help", "qeury"), "There is no help on 'qeury'. Did you mean 'query'?"),
+        (("help", "lifetime"), "There is no help on 'lifetime'. Did you mean 'lifetimes'?"),
+        (("help", "topic", "crate"), "There is no help on 'crate'. Did you mean 'create' or 'alter'?"),
+        (("help", "zzz"), "There is no help on 'zzz'. `sow help` lists commands and topics."),
+        (
+            ("help", "errors", "nonsense"),
+            "errors has no section 'nonsense'; there are: reasons-of-the-client, reasons-of-the-server",
+        ),
         (("query", "orders", "--filter", "/a = 1"), "The filter is the argument behind TOPIC, in quotation marks."),
         (("count", "orders", "--where", "/a = 1"), "The filter is the argument behind TOPIC, in quotation marks."),
         (("query", "orders", "--limit", "5"), "No such option '--limit'. Did you mean '--top'?"),

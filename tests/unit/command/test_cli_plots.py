@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from click.testing import _NamedTextIOWrapper
 
-from sow_cli import plots
+from sow_cli import courses, plots
 from sow_cli.plots import Bar, lines
 from sow_cli.tables import text_width
-from sow_client import Client, InvalidArgument
+from sow_client import Client, Figures, InvalidArgument
 from tests.support.fakes.commands import run
 from tests.support.fakes.fake_client import FakeClient
 
 PLOTTED = ("query", "trades", "--group-by", "/account", "--aggregate", "COUNT(*) AS n, AVG(/px) AS px", "--plot")
+NOW = datetime(2030, 1, 31, 12, tzinfo=UTC)
 STYLE = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -195,3 +198,48 @@ def test_the_name_of_the_count_is_taken_and_the_message_says_what_to_do(
     assert "the number of records has the name count; give another one to the field, as in '/count AS n'" in (
         " ".join(result.stderr.split())
     )
+
+
+# ---- spreads and courses ----
+
+
+@pytest.mark.parametrize(
+    ("micros", "expected"),
+    [
+        ([], []),
+        ([3.0], [("≤ 5µs", 1)]),
+        ([1.0, 1.5, 2.0], [("≤ 1µs", 1), ("≤ 2µs", 2)]),
+        ([90.0, 600.0, 900.0, 1_900.0], [("≤ 100µs", 1), ("≤ 200µs", 0), ("≤ 500µs", 0), ("≤ 1ms", 2), ("≤ 2ms", 1)]),
+        ([30e6], [("≤ 50.0s", 1)]),
+    ],
+)
+def test_a_spread_counts_each_value_once(micros: list[float], expected: list[tuple[str, int]]) -> None:
+    assert [(bar.name, bar.value) for bar in plots.spread(micros)] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([], ""),
+        ([0, 0], "▁▁"),
+        ([0, 1, 500, 1_000], "▁▂▅█"),
+        ([7], "█"),
+    ],
+)
+def test_a_course_has_a_height_for_each_value(values: list[float], expected: str) -> None:
+    assert plots.sparkline(values) == expected
+
+
+def test_courses_have_the_last_figures_that_the_terminal_has_room_for() -> None:
+    shown = courses.Courses()
+    first = Figures(NOW, timedelta(), 9, 0.0, 0.0, 99, 2, 3, 4, 1, 5, 2, (), ())
+    shown.add(first)
+    assert [line.split() for line in shown.lines(40)] == [["changes/s"], ["expired/s"], ["queue"]], "no rates yet"
+    for rate in range(1, 101):
+        shown.add(replace(first, elapsed=timedelta(seconds=1), changes_per_second=rate * 100.0, queued_requests=0))
+    changes, expired, queue = shown.lines(40)
+    assert changes == "changes/s  " + "█" * 13 + "  max 10,000"
+    assert expired == "expired/s  " + "▁" * 13 + "  max 0"
+    assert queue.startswith("queue      ▁")
+    assert all(len(line) <= 40 for line in (changes, expired, queue))
+    assert len(list(shown.lines(1))) == 3

@@ -339,7 +339,7 @@ def test_no_exception_comes_into_the_event_loop_of_the_prompt(monkeypatch: pytes
     before = [signal.signal(number, interrupts._raise) for number in numbers]
     try:
         with shell.Clients(unreachable) as clients:
-            assert shell.Shell(sow, {}, clients).run() == 0
+            assert shell.Shell(sow, [], clients).run() == 0
         assert list(map(signal.getsignal, numbers)) == [interrupts._raise] * 2
     finally:
         for number, handler in zip(numbers, before, strict=True):

@@ -13,13 +13,14 @@ from prompt_toolkit.document import Document
 
 from sow_cli import completion, shell
 from sow_cli.command import sow
+from sow_cli.connection import given_words
 from sow_cli.interrupts import INTERRUPTED, TERMINATED, Terminated
 from sow_cli.session import Session
 from sow_cli.shell_lines import ShellCommand, commands, goes_on
 from sow_client import Instance, Unavailable
 from tests.support.fakes.fake_client import FakeClient
 
-SERVER = {"server": "here:1"}
+SERVER = ["--server", "here:1"]
 
 
 class Fake(FakeClient):
@@ -163,7 +164,7 @@ def test_ctrl_c_leaves_the_rest_of_the_line(clients: shell.Clients, monkeypatch:
         return INTERRUPTED
 
     monkeypatch.setattr(shell, "_ended", ended)
-    assert shell.Shell(sow, {}, clients).execute("query a; query b") == INTERRUPTED
+    assert shell.Shell(sow, [], clients).execute("query a; query b") == INTERRUPTED
     assert ran == [["a"]]
 
 
@@ -199,7 +200,7 @@ def test_a_prompt_without_settings_leaves_the_error_to_the_next_command(
     clients: shell.Clients, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert shell.Shell(sow, {"context": "missing"}, clients)._prompt() == "sow> "
+    assert shell.Shell(sow, ["--context", "missing"], clients)._prompt() == "sow> "
 
 
 # ---- the loop ----
@@ -324,3 +325,9 @@ def test_a_tab_completes_files(
     monkeypatch.chdir(tmp_path)
     completer = shell.LineCompleter(sow, clients, [])
     assert [one.text for one in completer.get_completions(Document(line), CompleteEvent())] == found
+
+
+def test_options_that_the_shell_began_with_count_for_its_commands() -> None:
+    arguments = ["--server", "here:1", "--color", "never", "--no-pager"]
+    with sow.make_context("sow", list(arguments), obj=FakeClient) as ctx:
+        assert given_words(ctx) == arguments

@@ -355,7 +355,7 @@ def test_a_format_that_is_chosen_anywhere_is_written_instead_of_the_live_table(
     monkeypatch.setattr(_NamedTextIOWrapper, "isatty", lambda _: True, raising=False)
     environment = {"XDG_CONFIG_HOME": str(tmp_path)} | variables
     ContextFiles(environment).write("lines", {"format": "ndjson"})
-    arguments = [*before, "subscribe", "orders", "--sow", "--count", "3"]
+    arguments = [*before, "subscribe", "orders", "--sow", "--count", "3", "--color", "never"]
     result = CliRunner().invoke(sow, arguments, env=environment, obj=lambda _session: client)
     assert [one["op"] for one in rows(result)] == ["sow", "sow", "snapshot_end", "put"]
 

@@ -193,6 +193,14 @@ def test_the_image_takes_what_the_checkout_has_and_only_locked_packages() -> Non
             assert re.fullmatch(r"[a-z]+:\d\S+@sha256:[0-9a-f]{64}", words[1]), "an image with version and digest"
 
 
+def test_the_image_takes_all_that_the_build_of_the_wheel_reads() -> None:
+    """Pages of the help and a hook came to the build, and the image would not have had them."""
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    read = [*wheel["packages"], "docs", wheel["hooks"]["custom"]["path"]]
+    copied = {source for line in STEPS if line.startswith("COPY") for source in line.split()[1:-1]}
+    assert {path.split("/")[0] for path in read} <= copied
+
+
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
 def test_hadolint_finds_nothing() -> None:
     file = str(DEPLOY / "container" / "Containerfile")
