@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.integration.test_console_browser import CHROMIUM, SECONDS
+from tests.support.servers.browser import CHROMIUM, NEEDS_CHROMIUM, SECONDS
 from tests.support.servers.http_door import running_door
 from tests.support.servers.server import ServerProcess, free_port
 
@@ -20,7 +20,7 @@ const seen = [], source = new EventSource(location.hash.slice(1));
 source.addEventListener("put", event => seen.push([JSON.parse(event.data).data.n, event.lastEventId]));
 </script>"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine (Debian: chromium)")
+pytestmark = NEEDS_CHROMIUM
 
 
 class _Site(BaseHTTPRequestHandler):
