@@ -24,7 +24,8 @@ from sow_cli.session import Session
 from sow_client import Client
 
 if TYPE_CHECKING:
-    from sow_client._sql_database import SqlResult, SqlTopic
+    from sow_client._sql_database import SqlTopic
+    from sow_client.blocking._querying_sql import SqlResult
 
 _ROWS_MAX: Final = 1_000
 """A table has so many rows."""
