@@ -91,14 +91,10 @@ class Choice:
 class Wanted:
     """A topic that a text reads."""
 
-    topic: str
-    schema: str
-    """The part of the name before a point that is not quoted; "": there is none."""
-    table: str
-    place: int
-    """Where the text names it: a number of characters."""
-    uses: list[tuple[_Use, Any] | None] = field(default_factory=list)
-    """Each use, with the condition of its SELECT; None: it may need all records."""
+    parts: tuple[str, ...]
+    """Its name, as DuckDB takes it: a schema and a table for `md.prices` without quotation marks."""
+    uses: list[tuple[Callable[[Any], bool], Any] | None] = field(default_factory=list)
+    """For each use, a test for its columns, and the condition of its SELECT; None: it may need all records."""
 
 
 @dataclass(slots=True)
@@ -205,7 +201,7 @@ class _Reader:
         alike = next((one for one in topics if one.lower() == topic.lower()), topic)
         if alike != topic:
             raise refused(self._text, place, f"{topic} and {alike} are one name in SQL: read them one after the other")
-        topics.setdefault(topic, Wanted(topic, table.db, table.name, place))
+        topics.setdefault(topic, Wanted((table.db, table.name) if table.db else (topic,)))
         self._of_tables[id(table)] = topic
 
     def _read(self, scope: Any, seen: set[int]) -> None:
@@ -223,7 +219,7 @@ class _Reader:
             if id(node) not in seen:
                 seen.add(id(node))
                 pushed = fewer and where and not (node.args.get("sample") or node.args.get("pivots"))
-                use = (_Use(alias, aliases if alone else None), where.this) if pushed else None
+                use = (partial(_of, alias, aliases if alone else None), where.this) if pushed else None
                 found.topics[topic].uses.append(use)
         for column in select.find_all(exp.Column):
             if column.find_ancestor(exp.Select) is not select or not column.name:
@@ -246,20 +242,12 @@ class _Reader:
         return frozenset(one.name for one in root.find_all(exp.Identifier))
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """A topic in the FROM of one SELECT."""
-
-    alias: str
-    results: set[str] | None
-    """The names of results, which conditions may mean, too: `SELECT a AS b … WHERE b = 1`. None: there are other
-    tables, so only a column with the alias is sure to be of this one."""
-
-    def has(self, column: Any) -> bool:
-        """True if the column is surely of this topic."""
-        if len(column.parts) > 1:
-            return len(column.parts) == 2 and column.table == self.alias
-        return self.results is not None and column.name.lower() not in self.results
+def _of(alias: str, results: set[str] | None, column: Any) -> bool:
+    """True if a column is surely of the topic with this alias. `results`: the names of results, which conditions may
+    mean, too: `SELECT a AS b … WHERE b = 1`. None: there are other tables, so only one with the alias is."""
+    if len(column.parts) > 1:
+        return len(column.parts) == 2 and column.table == alias
+    return results is not None and column.name.lower() not in results
 
 
 class _Chooser:
@@ -271,16 +259,16 @@ class _Chooser:
         self._type = message_type
         self._names = 0
 
-    def choice(self, use: _Use, node: Any) -> Choice | None:
+    def choice(self, has: Callable[[Any], bool], node: Any) -> Choice | None:
         """The records that meet at least the part of a condition that is simple; None: there is none."""
         exp = self._exp
         node = node.unnest()
         if node.args.get("negate") or node.args.get("symmetric"):
             return None
-        one = partial(self._compared, use)
+        one = partial(self._compared, has)
         match node:
             case exp.And() | exp.Or():
-                parts = [self.choice(use, part) for part in node.flatten()]
+                parts = [self.choice(has, part) for part in node.flatten()]
                 return _joined("OR" if isinstance(node, exp.Or) else "AND", parts)
             case exp.In() if node.expressions and not node.args.get("query"):
                 return one("IN", node.this, node.expressions)
@@ -299,8 +287,8 @@ class _Chooser:
             return None
         return one(sign, node.left, node.right) or one(_TURNED[sign], node.right, node.left)
 
-    def _compared(self, use: _Use, sign: str, column: Any, literal: Any) -> Choice | None:
-        if not isinstance(column, self._exp.Column) or not use.has(column):
+    def _compared(self, has: Callable[[Any], bool], sign: str, column: Any, literal: Any) -> Choice | None:
+        if not isinstance(column, self._exp.Column) or not has(column):
             return None
         values = list(map(self._value, literal if isinstance(literal, list) else [literal]))
         name = column.name.lower()
@@ -359,8 +347,8 @@ class _Chooser:
             case "Literal":
                 return float(node.this) if len(re.sub("[eE].*|[.]", "", node.this)) <= _DIGITS_MAX else None
             case "Cast" if node.to.this.name in ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMPTZ", "DATE"):
-                text = str(self._value(node.this))
-                return text if _TIME.fullmatch(text) and (len(text) == _DAY or node.to.this.name != "DATE") else None
+                value = self._value(node.this)
+                return _time(value) if node.to.this.name != "DATE" or len(str(value)) == _DAY else None
         return None
 
 
@@ -385,14 +373,19 @@ def _is_exact(value: object) -> bool:
     return not isinstance(value, int | float) or abs(value) < _EXACT
 
 
-def _micros(value: object) -> int | None:
-    """A time as the number of microseconds; None: DuckDB might read it as another one."""
+def _time(value: object) -> datetime | None:
+    """A time that a text tells; None: DuckDB might read it as another one."""
     if isinstance(value, str) and _TIME.fullmatch(value):
         with suppress(ValueError):
             value = datetime.fromisoformat(value)
     if not isinstance(value, datetime):
         return None
-    return ((value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _micros(value: object) -> int | None:
+    found = _time(value)
+    return None if found is None else (found - _EPOCH) // timedelta(microseconds=1)
 
 
 # ---- errors with their place ----

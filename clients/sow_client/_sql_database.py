@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, count
+from itertools import chain, compress, count
 from types import NoneType
 from typing import Any, Final
 
@@ -75,12 +75,12 @@ class Database:
 
     def fill(self, topic: str, table: Any, *, is_new: bool) -> None:
         """Puts records into the table of a topic. `is_new`: in place of one that is there."""
-        wanted = self.statement.topics[topic]
-        name = ".".join(_quoted(part) for part in (wanted.schema, wanted.table) if part)
+        parts = list(map(_quoted, self.statement.topics[topic].parts))
+        name = ".".join(parts)
         words = f"CREATE OR REPLACE TABLE {name} AS" if is_new else f"INSERT INTO {name}"
         try:
-            if is_new and wanted.schema:
-                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(wanted.schema)}")
+            if is_new and len(parts) > 1:
+                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {parts[0]}")
             self._connection.register("sow batch", table)
             self._connection.execute(f'{words} SELECT * FROM "sow batch"')
         except self._duckdb.Error as error:
@@ -143,22 +143,25 @@ class Table:
         server leaves out no field."""
         self.topic = topic
         self.export = export
-        self._filtered = filtered
+        self.has_fields = form.message_type != "binary"
         self._database = database
         self._form = form
         self._choice = choice
+        self._filtered = filtered
         names = database.statement.columns
-        self._lower = lower = None if names is None else {name.lower() for name in names}
+        self._names = lower = None if names is None else {name.lower() for name in names}
+        """The names that the text may mean, in lower case; None: any."""
         self._shapes: dict[str, Shape] = {}
         self._others: set[str] = set()
-        """The names of fields that the text does not name."""
+        """The fields that it does not name."""
         self._columns: dict[str, str] = {}
         """The fields by the names of their columns."""
+        self._more = [name for name in METADATA if lower is None or name in lower]
+        """The columns that are no fields."""
+        if not self.has_fields and (lower is None or PAYLOAD in lower):
+            self._more.insert(0, PAYLOAD)
         self._schema: Any = None
         self._records = 0
-        self.is_binary = form.message_type == "binary"
-        self._metadata = [name for name in METADATA if lower is None or name in lower]
-        self._whole = [PAYLOAD] if self.is_binary and (lower is None or PAYLOAD in lower) else []
         is_reduced = not whole and form.message_type == "json" and names and len(names) <= _FIELDS_MAX
         self.fields = tuple(sorted(names)) if is_reduced and names else ()
         """The top-level fields that the server may confine itself to; (): all."""
@@ -167,7 +170,7 @@ class Table:
     def found(self) -> frozenset[str]:
         """The names of its columns that have values."""
         having = [name for name, shape in self._shapes.items() if shape.kinds != {NoneType}]
-        return frozenset([*having, *self._whole, *METADATA])
+        return frozenset([*having, *METADATA, *self._more])
 
     @property
     def is_narrowed(self) -> bool:
@@ -182,13 +185,13 @@ class Table:
     @property
     def told(self) -> SqlTopic:
         """The topic, as it was read."""
-        export, columns = self.export, (*self._columns, *self._whole, *self._metadata)
-        return SqlTopic(self.topic, export.as_of, export.bookmark, self._records, columns, *self._filtered)
+        columns = (*self._columns, *self._more)
+        return SqlTopic(self.topic, self.export.as_of, self.export.bookmark, self._records, columns, *self._filtered)
 
     @property
     def packed(self) -> tuple[PackedColumn, ...]:
         """The columns of the export that it needs."""
-        return ("payload", *[name[1:] for name in self._metadata])  # type: ignore[arg-type]  # METADATA has them
+        return ("payload", *[name[1:] for name in self._more if name != PAYLOAD])  # type: ignore[arg-type]  # METADATA
 
     def look(self, records: PackedRecords) -> None:
         """Learns the columns of some records."""
@@ -207,51 +210,49 @@ class Table:
             must and topics == (self.topic,) and name.lower() not in found for name, topics, must in statement.named
         ):
             self._shapes |= {name: Shape() for name in self._others}  # so that DuckDB's error names them
-        taken = {name.lower() for name in (*METADATA, *self._whole)}
+        taken = {name.lower() for name in (*METADATA, *self._more)}
         names: dict[str, str] = {}
         for name in sorted(self._shapes, key=lambda one: (one != statement.spelled(one), one)):
             spellings = chain([name], (f"{name}_{at}" for at in count(1)))
             names[name] = next(one for one in spellings if one.lower() not in taken)
             taken.add(names[name].lower())
         self._columns = {names[name]: name for name in self._shapes}
-        if not (self._columns or self._whole or self._metadata):
-            self._metadata = ["_version"]  # DuckDB has no table without columns
-        kinds = [(shown, self._shapes[name].kind(pa) or pa.string()) for shown, name in self._columns.items()]
-        kinds = [(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in kinds]
-        kinds += [(name, pa.binary()) for name in self._whole]
-        known = {str: pa.string(), int: pa.int64(), datetime: pa.timestamp("us", tz="UTC")}
-        kinds += [(name, known[METADATA[name]]) for name in self._metadata]
-        self._schema = pa.schema(kinds)
+        if not self._columns and not self._more:
+            self._more = ["_version"]  # DuckDB has no table without columns
+        kinds = {shown: self._shapes[name].kind(pa) or pa.string() for shown, name in self._columns.items()}
+        known = {str: pa.string(), int: pa.int64(), datetime: pa.timestamp("us", tz="UTC"), bytes: pa.binary()}
+        kinds |= {name: known[METADATA.get(name, bytes)] for name in self._more}
+        self._schema = pa.schema(
+            [(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in kinds.items()]
+        )
         self._database.fill(self.topic, self._schema.empty_table(), is_new=True)
 
     def insert(self, records: PackedRecords) -> None:
         """Puts some records into the table."""
         pa = library("pyarrow", "sql")
-        documents, others = self._chosen(records)
+        documents, more = self._chosen(records)
         arrays: list[Any] = []
         for shown, name in self._columns.items():
             values, kind = [document.get(name) for document in documents], self._schema.field(shown).type
             arrays.append(pa.array(map(PayloadForm.text, values) if pa.types.is_string(kind) else values, kind))
-        self._database.fill(self.topic, pa.table([*arrays, *others], schema=self._schema), is_new=False)
+        self._database.fill(self.topic, pa.table([*arrays, *more], schema=self._schema), is_new=False)
         self._records += records.count
 
     def _chosen(self, records: PackedRecords) -> tuple[list[Mapping[str, object]], list[Any]]:
-        """The fields of the chosen records, and their columns of other kinds."""
+        """The fields of the chosen records, and their other columns."""
         pa, pc = library("pyarrow", "sql"), library("pyarrow.compute", "sql")
-        payloads = _texts(pa, pa.binary(), records, records.payload_offsets, records.payloads)
-        others = [payloads for _ in self._whole] + [_METADATA[name](pa, records) for name in self._metadata]
-        documents = [{}] * records.count if self.is_binary else [self._fields(one) for one in payloads.to_pylist()]
-        if self._choice is not None:
-            plain = {
-                name: (column.cast(pa.int64()) if METADATA[name] is datetime else column).to_pylist()
-                for name, column in zip(self._metadata, others[len(self._whole) :], strict=True)
-            }
-            rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)] or documents
-            holds = self._choice.holds
-            mask = [holds({**document, **row}) for document, row in zip(documents, rows, strict=True)]
-            documents = [document for document, is_chosen in zip(documents, mask, strict=True) if is_chosen]
-            others = [pc.filter(column, pa.array(mask)) for column in others]
-        return documents, others
+        more = [_column(pa, records, name) for name in self._more]
+        payloads = _column(pa, records, PAYLOAD).to_pylist() if self.has_fields else []
+        documents = list(map(self._fields, payloads)) if self.has_fields else [{}] * records.count
+        if self._choice is None:
+            return documents, more
+        plain = {
+            name: (column.cast(pa.int64()) if METADATA.get(name) is datetime else column).to_pylist()
+            for name, column in zip(self._more, more, strict=True)
+        }
+        rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)] or documents
+        mask = [self._choice.holds({**one, **row}) for one, row in zip(documents, rows, strict=True)]
+        return list(compress(documents, mask)), [pc.filter(column, pa.array(mask)) for column in more]
 
     def _fields(self, payload: bytes) -> Mapping[str, object]:
         """The fields that the text may need."""
@@ -259,41 +260,29 @@ class Table:
         found: Any = self._form.document(payload) if is_json else self._form.fields(payload)
         if not isinstance(found, Mapping):
             return {}
-        if self._lower is not None:
-            self._others.update([name for name in found if name.lower() not in self._lower])
-            found = {name: one for name, one in found.items() if name.lower() in self._lower}
+        if self._names is not None:
+            self._others.update([name for name in found if name.lower() not in self._names])
+            found = {name: one for name, one in found.items() if name.lower() in self._names}
         return found if is_json else PayloadForm.in_columns(found)  # type: ignore[return-value]  # a mapping stays one
 
 
-def _texts(pa: Any, kind: Any, records: PackedRecords, offsets: bytes, data: bytes) -> Any:
-    return pa.Array.from_buffers(kind, records.count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+def _column(pa: Any, records: PackedRecords, name: str) -> Any:
+    def array(kind: Any, *buffers: bytes) -> Any:
+        return pa.Array.from_buffers(kind, records.count, [None, *map(pa.py_buffer, buffers)])
 
-
-def _numbers(pa: Any, records: PackedRecords, data: bytes) -> Any:
-    return pa.Array.from_buffers(pa.int64(), records.count, [None, pa.py_buffer(data)])
-
-
-def _times(pa: Any, records: PackedRecords, data: bytes) -> Any:
-    pc, micros = library("pyarrow.compute", "sql"), _numbers(pa, records, data)
+    if name == PAYLOAD:
+        return array(pa.binary(), records.payload_offsets, records.payloads)
+    if name == "_key":
+        return array(pa.string(), records.key_offsets, records.keys)
+    if name == "_origin":
+        places = records.origins or bytes(2 * records.count)
+        return pa.array(records.origin_names, pa.string()).take(array(pa.uint16(), places))
+    numbers = array(pa.int64(), getattr(records, f"{name[1:]}s"))
+    if METADATA[name] is int:
+        return numbers
+    pc = library("pyarrow.compute", "sql")
     never = pa.scalar(None, pa.int64())
-    return pc.if_else(pc.equal(micros, NEVER_MICROS), never, micros).cast(pa.timestamp("us", tz="UTC"))
-
-
-def _origins(pa: Any, records: PackedRecords) -> Any:
-    names = pa.array(records.origin_names, pa.string())
-    if not records.origins:
-        return pa.repeat(names[0], records.count) if records.count else pa.array([], pa.string())
-    return names.take(pa.Array.from_buffers(pa.uint16(), records.count, [None, pa.py_buffer(records.origins)]))
-
-
-_METADATA: Final[dict[str, Any]] = {
-    "_key": lambda pa, records: _texts(pa, pa.string(), records, records.key_offsets, records.keys),
-    "_version": lambda pa, records: _numbers(pa, records, records.versions),
-    "_publish_time": lambda pa, records: _times(pa, records, records.publish_times),
-    "_expire_time": lambda pa, records: _times(pa, records, records.expire_times),
-    "_origin": _origins,
-    "_sequence": lambda pa, records: _numbers(pa, records, records.sequences),
-}
+    return pc.if_else(pc.equal(numbers, NEVER_MICROS), never, numbers).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _quoted(name: str) -> str:

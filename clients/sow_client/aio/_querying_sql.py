@@ -136,13 +136,11 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
                 export = await self.open_export(name, *filtered)
                 tables.append(_sql_database.Table(database, name, form, choice, export, filtered, whole=whole))
             for table in tables:
-                if not table.is_binary:
+                if table.has_fields:
                     await self._read_table(table, table.look)
-            if not whole and any(table.is_narrowed for table in tables):
-                if statement.lacks({table.topic: table.found for table in tables}) or any(
-                    table.is_doubtful for table in tables
-                ):
-                    return None
+            lacks = statement.lacks({table.topic: table.found for table in tables})
+            if any(table.is_doubtful or (lacks and table.is_narrowed) for table in tables):
+                return None
             for table in tables:
                 await asyncio.to_thread(table.begin)
                 await self._read_table(table, table.insert)
