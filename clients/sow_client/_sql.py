@@ -410,7 +410,7 @@ def of_duckdb(text: str, error: Exception, *, lines_before: int = 0) -> InvalidA
     told = str(error)
     found = _PLACE.search(told)
     sentence = _REMARKS.sub("", (told if found is None else told[: found.start()]).strip())
-    sentence = sentence.replace("\n\t", " ").replace("\n", "; ").replace("!;", ";").rstrip("!.;")
+    sentence = re.sub(r"[!;]*\n+", "; ", sentence.replace("\n\t", " ")).rstrip("!.;")
     if found is None:
         return invalid("sql", sentence)
     line = int(found[1]) - lines_before

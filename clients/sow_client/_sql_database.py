@@ -67,7 +67,10 @@ class Database:
         config |= {"autoload_known_extensions": "false", "python_enable_replacements": "false"}
         try:
             self._connection = duckdb.connect(":memory:", config=config)
-            for setting in ("TimeZone = 'UTC'", "enable_external_access = false", "lock_configuration = true"):
+            for setting in (
+                "TimeZone = 'UTC'", "enable_progress_bar = false", "enable_external_access = false",
+                "lock_configuration = true",
+            ):  # fmt: skip
                 self._connection.execute(f"SET {setting}")
         except duckdb.Error as error:
             self._remove()

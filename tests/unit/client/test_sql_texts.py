@@ -72,7 +72,13 @@ def test_a_condition_chooses_by_the_type_of_its_value() -> None:
     assert [found.holds(row) for row, _ in rows] == [chosen for _, chosen in rows]
     one = choice("a = '106'")
     assert one is not None
-    doubts = {"texts": {str}, "texts and null": {str, type(None)}, "mixed": {str, int}, "numbers": {int}, "none": set()}
+    doubts: dict[str, set[type]] = {
+        "texts": {str},
+        "texts and null": {str, type(None)},
+        "mixed": {str, int},
+        "numbers": {int},
+        "none": set(),
+    }
     assert {name for name, kinds in doubts.items() if one.doubts({"a": kinds})} == {"mixed", "numbers", "none"}
 
 
@@ -80,7 +86,7 @@ def test_a_condition_chooses_by_the_type_of_its_value() -> None:
     ("message_type", "where", "is_pushed"),
     [
         ("fix", "a = 'x'", True), ("fix", "a > 'x'", False), ("fix", "a = 5", False), ("nvfix", "a = '\\\\x'", False),
-        ("msgpack", "a = 'x'", True), ("msgpack", "flag", True), ("msgpack", "a > 5", False), 
+        ("msgpack", "a = 'x'", True), ("msgpack", "flag", True), ("msgpack", "a > 5", False),
         ("binary", "a = 'x'", False), ("binary", "_key > 'x'", True), ("", "a = 'x'", False),
     ],
 )  # fmt: skip
