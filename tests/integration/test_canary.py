@@ -205,7 +205,8 @@ def test_no_answer_has_a_hidden_value(server: ServerProcess, name: str) -> None:
         assert any(b"b07" in data for _, data in caller.told), "and some of them records"
 
 
-@pytest.mark.parametrize("name", ["rows", "both", "nobody"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
 def test_no_answer_of_sql_has_a_hidden_value(server: ServerProcess, name: str) -> None:
     answered = 0
     with client_of(server, name) as client:

