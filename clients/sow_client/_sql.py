@@ -290,11 +290,14 @@ class _Chooser:
     def _compared(self, has: Callable[[Any], bool], sign: str, column: Any, literal: Any) -> Choice | None:
         if not isinstance(column, self._exp.Column) or not has(column):
             return None
-        values = list(map(self._value, literal if isinstance(literal, list) else [literal]))
+        values: list[Any] = list(map(self._value, literal if isinstance(literal, list) else [literal]))
         name = column.name.lower()
         kind = METADATA.get(name)
         path = f"@{name[1:]}"
-        if sign == "IS NULL" and name == "_expire_time":
+        if sign == "IS NULL":
+            # Beside other tables it is true of rows that an outer join has made, too.
+            if name != "_expire_time" or not has(self._exp.column(name)):
+                return None
             return Choice(f"{path} IS NULL", {}, lambda row: row["_expire_time"] is None, frozenset())
         if kind is None:
             name = self._statement.spelled(column.name)
@@ -304,7 +307,8 @@ class _Chooser:
             values, types = list(map(_micros, values)), frozenset({int})
         else:
             types = frozenset({kind})
-        if not all(type(one) in types and _is_exact(one) for one in values):
+        # DuckDB may round larger numbers.
+        if not all(type(one) in types and (isinstance(one, str) or abs(one) < _EXACT) for one in values):
             return None
         value: Any = values if sign == "IN" else values[0]
         if sign == "LIKE":
@@ -366,11 +370,6 @@ def _joined(word: str, parts: Sequence[Choice | None]) -> Choice | None:
         lambda row: every(test(row) for test in tests),
         frozenset().union(*(part.compared for part in found)),
     )
-
-
-def _is_exact(value: object) -> bool:
-    """False for a number that DuckDB may round."""
-    return not isinstance(value, int | float) or abs(value) < _EXACT
 
 
 def _time(value: object) -> datetime | None:

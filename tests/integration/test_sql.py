@@ -289,10 +289,26 @@ def test_columns_of_one_type_have_the_answers_of_plain_duckdb(client: Client, ro
     assert rounds < 10 or pushed > 5, seed
 
 
-def test_a_condition_on_the_outer_side_of_a_join_keeps_its_meaning(client: Client) -> None:
-    for condition in ("s.town IS NULL", "s.town = 'Oslo'", "d.v > 3"):
-        text = f"SELECT d.id FROM devices d LEFT JOIN sites s ON s.id = d.id WHERE {condition} ORDER BY 1"
-        assert answer(client, text) == answer(client, text, push=False)
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ("s.town IS NULL", [0, 3, 4, 5]),
+        ("s.town = 'Oslo'", [1]),
+        ("d.v > 3", [3, 4, 5]),
+        ("o._expire_time IS NULL", []),
+        ("s._expire_time IS NULL", [0, 1, 2, 3, 4, 5]),
+        ("o.desk = 'fx' AND s.town IS NULL", [0, 3]),
+    ],
+)
+def test_a_condition_on_the_outer_side_of_a_join_keeps_its_meaning(
+    client: Client, condition: str, found: list[int]
+) -> None:
+    text = "SELECT d.id FROM devices d LEFT JOIN sites s ON s.id = d.id LEFT JOIN orders o ON o.id = d.id::VARCHAR"
+    for push in (True, False):
+        assert answer(client, f"{text} WHERE {condition} ORDER BY 1", push=push) == [(one,) for one in found]
+
+
+def test_a_condition_that_names_a_result_is_for_duckdb(client: Client) -> None:
     text = "SELECT upper(site) AS town FROM devices WHERE town = 'NORTH'"
     assert len(answer(client, text)) == 3, "a result, and no column"
 

@@ -110,6 +110,7 @@ def test_a_filter_that_the_server_would_refuse_is_judged_by_the_client_alone() -
     [
         ("SELECT x.a FROM t AS x JOIN u ON x.a = u.a WHERE x.b = 1 AND u.c = 2", {"t": "/b = :p1", "u": "/c = :p1"}),
         ("SELECT x.a FROM t AS x JOIN u ON x.a = u.a WHERE b = 1", {"t": None, "u": None}),
+        ("SELECT x.a FROM t AS x LEFT JOIN u ON x.a = u.a WHERE u._expire_time IS NULL", {"t": None, "u": None}),
         ("SELECT x.a FROM t x ASOF JOIN u ON x.a >= u.a WHERE x.b = 1", {"t": None, "u": None}),
         ("SELECT a FROM t WHERE b = 1 UNION SELECT a FROM t WHERE b = 2", {"t": "(/b = :p1 OR /b = :p2)"}),
         ("SELECT a FROM t WHERE b = 1 UNION SELECT a FROM t", {"t": None}),
