@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from decimal import Decimal
 from itertools import islice
 from math import isfinite
@@ -72,31 +73,28 @@ def sql(
     if output.format is Format.RAW:
         raise click.UsageError("--format raw is for records")
     kind = output.format if file is None else exporting.form_of(file)
-    with session.client() as client:
+    with session.client() as client, ExitStack() as stack:
         try:
-            asked = client.sql(text, parameters, memory=memory, push=not no_push)
+            result = stack.enter_context(client.sql(text, parameters, memory=memory, push=not no_push))
         except ImportError as error:
             needs = f"sow sql needs DuckDB, sqlglot and pyarrow: pip install 'sow[sql]' ({error})"
             raise click.UsageError(needs) from error
-        with asked as result:
-            if explain:
-                output.many(list(map(_explained, result.topics.values())), names=_EXPLAINED, nothing="no topics")
-                return
-            if file is not None:
-                with exporting.replaced(file) as plain, packing.packed(plain, file.name) as sink:
-                    _write(result, kind, sink, output)
-            elif kind is Format.TABLE:
-                _show(result, output)
-            else:
-                _write(result, kind, sys.stdout.buffer, output)
-                sys.stdout.buffer.flush()
-            for one in result.topics.values():
-                place = f", bookmark {one.bookmark}" if one.bookmark else ""
-                instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                note(f"{display.safe(one.topic)}: {display.records(one.records)} read, as of {instant}{place}")
-
-
-_EXPLAINED: Final = ("topic", "as_of_micros", "bookmark", "records", "columns", "filter", "parameters")
+        if explain:
+            plans = list(map(_explained, result.topics.values()))
+            output.many(plans, names=[fact.name for fact in plans[0]], nothing="no topics")
+            return
+        if file is not None:
+            with exporting.replaced(file) as plain, packing.packed(plain, file.name) as sink:
+                _write(result, kind, sink, output)
+        elif kind is Format.TABLE:
+            _show(result, output)
+        else:
+            _write(result, kind, sys.stdout.buffer, output)
+            sys.stdout.buffer.flush()
+        for one in result.topics.values():
+            place = f", bookmark {one.bookmark}" if one.bookmark else ""
+            instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            note(f"{display.safe(one.topic)}: {display.records(one.records)} read, as of {instant}{place}")
 
 
 def _explained(read: SqlTopic) -> list[Fact]:
@@ -114,26 +112,16 @@ def _explained(read: SqlTopic) -> list[Fact]:
 
 def _show(result: SqlResult, output: Output) -> None:
     rows = list(islice(result.rows(), _ROWS_MAX + 1))
-    facts = [
-        [
-            Fact(
-                name,
-                None,
-                display.NOT_SET if one is None else display.safe(_cell(one)),
-                label=display.safe(name),
-                right=_is_number(one),
-            )
-            for name, one in zip(result.columns, row, strict=True)
-        ]
-        for row in rows[:_ROWS_MAX]
-    ]
+    facts = [list(map(_fact, result.columns, row)) for row in rows[:_ROWS_MAX]]
     output.many(facts, names=result.columns, nothing="no rows")
     if len(rows) > _ROWS_MAX:
         note(f"the first {_ROWS_MAX:,} rows, and there are more: a pipe gets all of them")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+def _fact(name: str, value: object) -> Fact:
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    shown = display.NOT_SET if value is None else display.safe(_cell(value))
+    return Fact(name, None, shown, label=display.safe(name), right=is_number)
 
 
 def _write(result: SqlResult, kind: Format, sink: IO[bytes], output: Output) -> None:
