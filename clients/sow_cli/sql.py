@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
+from contextlib import ExitStack
 from decimal import Decimal
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
-from uuid import UUID
 
 import click
 import msgspec
@@ -21,10 +18,10 @@ from sow_cli.filter_parameters import Values, param_option
 from sow_cli.output import Fact, Format, Output, moment, note, record_output_option
 from sow_cli.rows import quoted_cell, quoted_safely
 from sow_cli.session import Session
-from sow_client import Client
 
 if TYPE_CHECKING:
-    from sow_client._sql_database import SqlResult, SqlTopic
+    from sow_client._sql_database import SqlTopic
+    from sow_client.blocking._querying_sql import SqlResult
 
 _ROWS_MAX: Final = 1_000
 """A table has so many rows."""
@@ -76,38 +73,28 @@ def sql(
     if output.format is Format.RAW:
         raise click.UsageError("--format raw is for records")
     kind = output.format if file is None else exporting.form_of(file)
-    with session.client() as client:
-        with _asked(client, text, parameters, memory, push=not no_push) as result:
-            if explain:
-                output.many(list(map(_explained, result.topics.values())), names=_EXPLAINED, nothing="no topics")
-                return
-            if file is not None:
-                with exporting.replaced(file) as plain, packing.packed(plain, file.name) as sink:
-                    _write(result, kind, sink, output)
-            elif kind is Format.TABLE:
-                _show(result, output)
-            else:
-                output.page()
-                _write(result, kind, None, output)
-            for one in result.topics.values():
-                place = f", bookmark {one.bookmark}" if one.bookmark else ""
-                instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                note(f"{display.safe(one.topic)}: {display.records(one.records)} read, as of {instant}{place}")
-
-
-@contextmanager
-def _asked(client: Client, text: str, parameters: Values | None, memory: str, *, push: bool) -> Iterator[SqlResult]:
-    try:
-        result = client.sql(text, parameters, memory=memory, push=push)
-    except ImportError as error:
-        raise click.UsageError(
-            f"sow sql needs DuckDB, sqlglot and pyarrow: pip install 'sow[sql]' ({error})"
-        ) from error
-    with result:
-        yield result
-
-
-_EXPLAINED: Final = ("topic", "as_of_micros", "bookmark", "records", "columns", "filter", "parameters")
+    with session.client() as client, ExitStack() as stack:
+        try:
+            result = stack.enter_context(client.sql(text, parameters, memory=memory, push=not no_push))
+        except ImportError as error:
+            needs = f"sow sql needs DuckDB, sqlglot and pyarrow: pip install 'sow[sql]' ({error})"
+            raise click.UsageError(needs) from error
+        if explain:
+            plans = list(map(_explained, result.topics.values()))
+            output.many(plans, names=[fact.name for fact in plans[0]], nothing="no topics")
+            return
+        if file is not None:
+            with exporting.replaced(file) as plain, packing.packed(plain, file.name) as sink:
+                _write(result, kind, sink, output)
+        elif kind is Format.TABLE:
+            _show(result, output)
+        else:
+            output.page()
+            _write(result, kind, None, output)
+        for one in result.topics.values():
+            place = f", bookmark {one.bookmark}" if one.bookmark else ""
+            instant = one.as_of.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            note(f"{display.safe(one.topic)}: {display.records(one.records)} read, as of {instant}{place}")
 
 
 def _explained(read: SqlTopic) -> list[Fact]:
@@ -125,27 +112,16 @@ def _explained(read: SqlTopic) -> list[Fact]:
 
 def _show(result: SqlResult, output: Output) -> None:
     rows = list(islice(result.rows(), _ROWS_MAX + 1))
-    facts = [
-        [
-            Fact(name, None, _text(one), label=display.safe(name), right=_is_number(one))
-            for name, one in zip(result.columns, row, strict=True)
-        ]
-        for row in rows[:_ROWS_MAX]
-    ]
+    facts = [list(map(_fact, result.columns, row)) for row in rows[:_ROWS_MAX]]
     output.many(facts, names=result.columns, nothing="no rows")
     if len(rows) > _ROWS_MAX:
         note(f"the first {_ROWS_MAX:,} rows, and there are more: a pipe gets all of them")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return display.NOT_SET
-    plain = _plain(value)
-    return display.safe(plain if isinstance(plain, str) else _encode(plain).decode())
+def _fact(name: str, value: object) -> Fact:
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    shown = display.NOT_SET if value is None else display.safe(_cell(value))
+    return Fact(name, None, shown, label=display.safe(name), right=is_number)
 
 
 def _write(result: SqlResult, kind: Format, file: IO[bytes] | None, output: Output) -> None:
@@ -156,53 +132,40 @@ def _write(result: SqlResult, kind: Format, file: IO[bytes] | None, output: Outp
         write_rows(file or sys.stdout.buffer, result.schema, result.batches(), is_parquet=kind is Format.PARQUET)
         sys.stdout.buffer.flush()
         return
+    quoted, between = quoted_safely if output.csv_safe else quoted_cell, b"[\n"
     write = output.write if file is None else file.write  # a terminal gets no control characters of the data
-    between = b"[\n"
     if kind is Format.CSV:
-        write(_csv([result.columns], output))
+        write(",".join(map(quoted, result.columns)).encode() + b"\n")
     for batch in result.batches():
-        rows = list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         if kind is Format.CSV:
-            write(_csv([[None if one is None else _cell(one) for one in row] for row in rows], output))
-            continue
-        lines = [_encode({name: _plain(one) for name, one in zip(result.columns, row, strict=True)}) for row in rows]
-        if kind is not Format.JSON:
-            write(b"".join([line + b"\n" for line in lines]))
-        elif lines:
+            lines = [",".join(["" if one is None else quoted(_cell(one)) for one in row]).encode() for row in rows]
+        else:
+            lines = [_encode(_plain(dict(zip(result.columns, row, strict=True)))) for row in rows]
+        if kind is Format.JSON and lines:
             write(between + b",\n".join(lines))
             between = b",\n"
+        elif lines:
+            write(b"\n".join(lines) + b"\n")
     if kind is Format.JSON:
         write(b"[]\n" if between == b"[\n" else b"\n]\n")
 
 
-_encode: Final = msgspec.json.Encoder(decimal_format="number").encode
-
-
-def _cell(value: object) -> str:
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else _encode(plain).decode()
-
-
-def _csv(rows: Iterable[Sequence[str | None]], output: Output) -> bytes:
-    quoted = quoted_safely if output.csv_safe else quoted_cell
-    return "".join([",".join(["" if one is None else quoted(one) for one in row]) + "\n" for row in rows]).encode()
+_encode: Final = msgspec.json.Encoder(decimal_format="number", enc_hook=str).encode
+"""Values of DuckDB as JSON has them, exactly: numbers as numbers, times as ISO 8601, bytes as base64."""
 
 
 def _plain(value: object) -> object:
-    """A value of DuckDB as JSON has it, exactly: numbers as numbers, times as ISO 8601, bytes as base64."""
     match value:
-        case float() if value != value or value in (float("inf"), float("-inf")):
+        case float() if not isfinite(value):
             return repr(value)
-        case datetime() if value.tzinfo is not None:
-            return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        case date() | time():
-            return value.isoformat()
-        case timedelta() | UUID():
-            return str(value)
-        case bytes():
-            return base64.b64encode(value).decode()
         case dict():
             return {str(name): _plain(one) for name, one in value.items()}
         case list() | tuple():
             return [_plain(one) for one in value]
     return value
+
+
+def _cell(value: object) -> str:
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else _encode(plain).decode().strip('"')

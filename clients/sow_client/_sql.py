@@ -1,18 +1,26 @@
-"""Texts of SQL: the topics that one reads, the columns that it needs, and conditions that the server can judge. Pure.
+"""Texts of SQL: the topics that one reads, the columns that it needs, and conditions that choose records. Pure.
 
 sqlglot parses the text, and DuckDB runs it as it stands: nothing is written anew.
 
     [1]  One SELECT is let through, over topics alone. DuckDB is closed besides (_sql_database [1]).
-    [2]  A pushed filter keeps every record that DuckDB's conditions keep, also where DuckDB compares a text with a
-         number in its own way. DuckDB judges the records that were read once more.
-    [3]  A filter is written with names for its values, which are those of the text or of its parameters.
+    [2]  Simple conditions choose the records of a topic, each by itself: a text compares with texts, a number with
+         numbers. The client judges every record by them, so an answer is the same whether the server has judged or not.
+         DuckDB's own conditions keep no other record, and judge the chosen ones once more.
+    [3]  [2] needs that each compared column has values of the compared type alone among the chosen records. If one has
+         others, or none, all records are the table (`Choice.doubts`), as DuckDB may convert one type to the other.
+    [4]  A filter is written with names for its values, which are those of the text or of its parameters.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import NoneType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -22,35 +30,71 @@ from sow_client._records import invalid
 from sow_client.errors import InvalidArgument
 
 SqlParameters: TypeAlias = Mapping[str, object]
-"""The values of `$name` in a text: texts, numbers, booleans, None."""
-METADATA: Final = ("_key", "_version", "_publish_time", "_expire_time", "_origin", "_sequence")
-_TEXTS: Final = {"_key": "@key", "_origin": "@origin"}
-_NUMBERS: Final = {"_version": "@version", "_sequence": "@sequence"}
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:$#]+")
-_WHOLE_TEXT: Final = re.compile(r"[1-9][0-9]{1,14}")
-_CAST_WORDS: Final = frozenset({"true", "false", "t", "f", "yes", "no", "y", "n", "on", "off", "null"})
-"""DuckDB may take these texts for booleans, where it compares them with some."""
-_EXACT: Final = 2**53
-_DIGITS_MAX: Final = 15
-_ALLOWED_FUNCTIONS: Final = ("GenerateSeries", "Unnest", "Explode")
+"""The values of `$name` in a text: texts, numbers, booleans, times, None."""
+Row: TypeAlias = Mapping[str, object]
+"""The fields of a record, and metadata as numbers and texts."""
+METADATA: Final[Mapping[str, type]] = {
+    "_key": str, "_version": int, "_publish_time": datetime, "_expire_time": datetime, "_origin": str, "_sequence": int,
+}  # fmt: skip
+_COMPARED: Final[Mapping[str, frozenset[type]]] = {
+    "json": frozenset({str, int, float, bool}), "msgpack": frozenset({str, bool}),  # its NaN is a null to the server
+    "fix": frozenset({str}), "nvfix": frozenset({str}),
+}  # fmt: skip
+"""The types of values that the server compares as DuckDB does."""
+_TYPES: Final = (frozenset({str}), frozenset({bool}), frozenset({int, float}))
+_TESTS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+    "BEGINS WITH": str.startswith, "IN": lambda value, many: value in many,
+}  # fmt: skip
 _OPERATORS: Final = {"EQ": "=", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
 _TURNED: Final = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.:$#]+")
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d:\d\d(\.\d{1,6})?(Z|\+00(:00)?)?)?")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EXACT: Final = 2**53
+_DIGITS_MAX: Final = 15
+_DAY: Final = len("2026-01-31")
+_LEAVES_MAX: Final = 500
+_BYTES_MAX: Final = 40_000
+_LIST_MAX: Final = 10_000
+"""Bounds of a filter (docs/filters.md), with room to spare. Beyond them the client judges alone."""
+_ALLOWED_FUNCTIONS: Final = ("GenerateSeries", "Unnest", "Explode")
 _REMARKS: Final = re.compile(r"^(?:\w+ )*Error: ")
 _PLACE: Final = re.compile(r"\n\n+LINE (\d+): (.*)\n( *)\^[\s\S]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Conditions that choose the records of a topic ([2])."""
+
+    filter: str
+    values: Mapping[str, object]
+    """The values of the names in the filter."""
+    holds: Callable[[Row], bool]
+    compared: frozenset[tuple[str, frozenset[type]]]
+    """The fields that are compared, with the types of their values."""
+
+    @property
+    def filtered(self) -> tuple[str | None, Mapping[str, object]]:
+        """The filter for the server; None: it would be too large."""
+        longest = max((len(one) for one in self.values.values() if isinstance(one, list)), default=0)
+        size = len(self.filter) + len(msgspec.json.encode(self.values))
+        is_short = size <= _BYTES_MAX and len(self.values) <= _LEAVES_MAX and longest <= _LIST_MAX
+        return (self.filter, self.values) if is_short else (None, {})
+
+    def doubts(self, kinds: Mapping[str, set[type]]) -> bool:
+        """True if a field that is compared has values of another type among the chosen records, or none ([3])."""
+        return any(not set() < kinds.get(name, set()) - {NoneType} <= types for name, types in self.compared)
 
 
 @dataclass(slots=True)
 class Wanted:
     """A topic that a text reads."""
 
-    topic: str
-    schema: str
-    """The part of the name before a point that is not quoted; "": there is none."""
-    table: str
-    place: int
-    """Where the text names it: a number of characters."""
-    uses: list[Any | None] = field(default_factory=list)
-    """For each use, the condition that its records meet, as a tree; None: there is none that can be pushed."""
+    parts: tuple[str, ...]
+    """Its name, as DuckDB takes it: a schema and a table for `md.prices` without quotation marks."""
+    uses: list[tuple[Callable[[Any], bool], Any] | None] = field(default_factory=list)
+    """For each use, a test for its columns, and the condition of its SELECT; None: it may need all records."""
 
 
 @dataclass(slots=True)
@@ -69,18 +113,14 @@ class Statement:
         """The spelling of a column that the text uses, whose letters DuckDB takes in upper and lower case alike."""
         return next((one for one, _, _ in self.named if one.lower() == name.lower()), name)
 
-    def filter(self, topic: str, message_type: str) -> tuple[str | None, dict[str, object]]:
-        """The filter of a topic with its parameters ([2]); None: it reads all records."""
-        writer = _Writer(self.parameters, message_type, self.spelled)
-        uses = self.topics[topic].uses
-        written = [None if use is None else writer.written(use) for use in uses]
-        if not written or None in written:
-            return None, {}
-        return " OR ".join(dict.fromkeys(f"({one})" for one in written)), writer.values
+    def choice(self, topic: str, message_type: str) -> Choice | None:
+        """The records of a topic that it needs; None: all."""
+        chooser = _Chooser(self, message_type)
+        found = [None if use is None else chooser.choice(*use) for use in self.topics[topic].uses]
+        return _joined("OR", found)
 
-    def lacking(self, found: Mapping[str, frozenset[str]]) -> bool:
-        """True if a column that the text names is in none of the records that were read of its topics. A topic that was
-        read by a filter has it perhaps in others, so that the text would mean something else."""
+    def lacks(self, found: Mapping[str, frozenset[str]]) -> bool:
+        """True if a column that the text names is in none of these of its topics."""
         for name, topics, must in self.named:
             having = [name in found[topic] for topic in topics]
             if not (all(having) if must else any(having)):
@@ -90,41 +130,41 @@ class Statement:
 
 def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
     """Understands a text. Raises InvalidArgument with a sentence, the line and the column."""
-    sqlglot, exp = library("sqlglot", "sql"), library("sqlglot.expressions", "sql")
-    duckdb = library("duckdb", "sql")
+    sqlglot, exp, duckdb = (library(name, "sql") for name in ("sqlglot", "sqlglot.expressions", "duckdb"))
+    start = len(text) - len(text.lstrip())
     try:
-        duckdb.extract_statements(text)
-        found = [one for one in sqlglot.parse(text, read="duckdb") if one is not None]
+        found = duckdb.extract_statements(text)
+        if len(found) != 1:
+            raise invalid("sql", f"give one SELECT: this text has {len(found) or 'no'} statements")
+        if found[0].type != duckdb.StatementType.SELECT:
+            raise refused(text, start, f"only SELECT reads topics, and this is {found[0].type.name}")
+        root = sqlglot.parse_one(text, read="duckdb")
     except duckdb.Error as error:
         raise of_duckdb(text, error) from error
     except sqlglot.errors.SqlglotError as error:
         raise invalid("sql", f"sqlglot does not understand it: {error}") from error
-    if len(found) != 1:
-        raise invalid("sql", f"give one SELECT: this text has {len(found) or 'no'} statements")
-    root = found[0]
-    if not isinstance(root, exp.Query):
-        raise refused(text, _start(text), f"only SELECT reads topics, and this is {_called(root)}")
-    writes = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)
-    for node in root.find_all(*writes):
+    for node in (root, *root.find_all(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)):
         if not isinstance(node, exp.Query):
-            raise refused(text, _place(exp, node), f"only SELECT reads topics, and it has {_called(node)}")
+            place = start if node is root else _place(exp, node)
+            raise refused(text, place, f"only SELECT reads topics, and it has {type(node).__name__.upper()}")
     return _Reader(exp, text, root, parameters or {}).statement()
 
 
 class _Reader:
+    """Finds topics, conditions and columns in the tree of a text."""
+
     def __init__(self, exp: Any, text: str, root: Any, parameters: SqlParameters) -> None:
         self._exp = exp
         self._text = text
         self._root = root
-        self._parameters = parameters
-        self._topics: dict[str, Wanted] = {}
         self._of_tables: dict[int, str] = {}
+        self._statement = Statement(text, parameters, {}, None, [])
 
     def statement(self) -> Statement:
-        exp, root = self._exp, self._root
+        exp, found = self._exp, self._statement
         scope = library("sqlglot.optimizer.scope", "sql")
         try:
-            scopes = list(scope.traverse_scope(root))
+            scopes = list(scope.traverse_scope(self._root))
         except Exception as error:
             raise invalid("sql", f"its names are not clear: {error}") from error
         derived = {
@@ -133,236 +173,218 @@ class _Reader:
             for table in one.tables
             if isinstance(one.sources.get(table.alias_or_name), scope.Scope)
         }
-        for table in root.find_all(exp.Table):
-            if id(table) not in derived:
-                self._add(table)
-        if not self._topics:
+        tables = [table for table in self._root.find_all(exp.Table) if id(table) not in derived]
+        for table in tables:
+            self._add(table)
+        if not found.topics:
             raise invalid("sql", "it names no topic: SELECT … FROM orders reads the topic orders")
         seen: set[int] = set()
-        named: list[tuple[str, tuple[str, ...], bool]] = []
         for one in scopes:
             if isinstance(one.expression, exp.Select):
-                self._read(one, seen, named)
-        for table in root.find_all(exp.Table):
+                self._read(one, seen)
+        for table in tables:
             if id(table) in self._of_tables and id(table) not in seen:
-                self._topics[self._of_tables[id(table)]].uses.append(None)
-        return Statement(self._text, self._parameters, self._topics, self._columns(), named)
+                found.topics[self._of_tables[id(table)]].uses.append(None)
+        found.columns = self._columns()
+        return found
 
     def _add(self, table: Any) -> None:
-        exp, text = self._exp, self._text
-        if not isinstance(table.this, exp.Identifier):
+        topics, place = self._statement.topics, _place(self._exp, table)
+        if not isinstance(table.this, self._exp.Identifier):
             if type(table.this).__name__ in _ALLOWED_FUNCTIONS:
                 return
             name = table.this.name or table.this.sql("duckdb")
-            raise refused(text, _place(exp, table), f"{name} is no topic: tables are topics, and no files or functions")
+            raise refused(self._text, place, f"{name} is no topic: tables are topics, and no files or functions")
         if table.args.get("catalog"):
-            raise refused(text, _place(exp, table), 'a name with several points is quoted: "a.b.c"')
+            raise refused(self._text, place, 'a name with several points is quoted: "a.b.c"')
         topic = f"{table.db}.{table.name}" if table.db else table.name
-        alike = next((one for one in self._topics if one.lower() == topic.lower()), topic)
+        alike = next((one for one in topics if one.lower() == topic.lower()), topic)
         if alike != topic:
-            raise refused(
-                text, _place(exp, table), f"{topic} and {alike} are one name in SQL: read them one after the other"
-            )
-        self._topics.setdefault(topic, Wanted(topic, table.db, table.name, _place(exp, table)))
+            raise refused(self._text, place, f"{topic} and {alike} are one name in SQL: read them one after the other")
+        topics.setdefault(topic, Wanted((table.db, table.name) if table.db else (topic,)))
         self._of_tables[id(table)] = topic
 
-    def _read(self, scope: Any, seen: set[int], named: list[tuple[str, tuple[str, ...], bool]]) -> None:
+    def _read(self, scope: Any, seen: set[int]) -> None:
         """The conditions and the columns of one SELECT."""
-        exp, select = self._exp, scope.expression
+        exp, select, found = self._exp, scope.expression, self._statement
         sources = {alias: node for alias, (node, _) in scope.selected_sources.items()}
         topics = {alias: self._of_tables[id(node)] for alias, node in sources.items() if id(node) in self._of_tables}
         aliases = {one.alias.lower() for one in select.expressions if one.alias}
+        # ASOF takes the nearest row, and a sample any: others would be taken where fewer are joined.
+        fewer = all(join.method in ("", "NATURAL") for join in select.args.get("joins") or ())
+        fewer &= len(sources) == len(scope.tables) and not select.args.get("sample")
+        alone = len(sources) == 1
         for alias, topic in topics.items():
-            node = sources[alias]
-            if id(node) in seen:
-                continue
-            seen.add(id(node))
-            use = _Use(exp, alias, alone=len(sources) == 1, aliases=aliases)
-            pushes = use.allows(select, node) and len(scope.selected_sources) == len(scope.tables)
-            where = select.args.get("where")
-            self._topics[topic].uses.append(use.condition(where.this) if where and pushes else None)
+            node, where = sources[alias], select.args.get("where")
+            if id(node) not in seen:
+                seen.add(id(node))
+                pushed = fewer and where and not (node.args.get("sample") or node.args.get("pivots"))
+                use = (partial(_of, alias, aliases if alone else None), where.this) if pushed else None
+                found.topics[topic].uses.append(use)
         for column in select.find_all(exp.Column):
             if column.find_ancestor(exp.Select) is not select or not column.name:
                 continue
             alias = column.parts[0].name if len(column.parts) > 1 else ""
+            is_order = isinstance(column.find_ancestor(exp.Order, exp.Select), exp.Order)
             if alias in topics:
-                named.append((column.parts[1].name, (topics[alias],), True))
-            elif topics and alias not in sources and not (column.name.lower() in aliases and _is_order(exp, column)):
-                alone = len(sources) == 1
-                named.append((column.parts[0].name, tuple(topics.values()), alone))
+                found.named.append((column.parts[1].name, (topics[alias],), True))
+            elif topics and alias not in sources and not (column.name.lower() in aliases and is_order):
+                found.named.append((column.parts[0].name, tuple(topics.values()), alone))
 
     def _columns(self) -> frozenset[str] | None:
         exp, root = self._exp, self._root
-        for star in root.find_all(exp.Star):
-            if not isinstance(star.parent, exp.Count):
-                return None
-        if root.find(exp.Columns, exp.Pivot) or any(join.method == "NATURAL" for join in root.find_all(exp.Join)):
-            return None
-        names = {one.name for one in root.find_all(exp.Identifier)}
         rows = {one.alias_or_name.lower() for one in root.find_all(exp.Table)}
-        if any(len(column.parts) == 1 and column.name.lower() in rows for column in root.find_all(exp.Column)):
-            return None  # a whole row, as in SELECT o FROM orders o
-        return frozenset(names)
+        whole = [star for star in root.find_all(exp.Star) if not isinstance(star.parent, exp.Count)]
+        whole += [join for join in root.find_all(exp.Join) if join.method == "NATURAL"]
+        whole += [one for one in root.find_all(exp.Column) if len(one.parts) == 1 and one.name.lower() in rows]
+        if whole or root.find(exp.Columns, exp.Pivot):  # the last ones are rows, as in SELECT o FROM orders o
+            return None
+        return frozenset(one.name for one in root.find_all(exp.Identifier))
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """A topic in the FROM of one SELECT."""
+def _of(alias: str, results: set[str] | None, column: Any) -> bool:
+    """True if a column is surely of the topic with this alias. `results`: the names of results, which conditions may
+    mean, too: `SELECT a AS b … WHERE b = 1`. None: there are other tables, so only one with the alias is."""
+    if len(column.parts) > 1:
+        return len(column.parts) == 2 and column.table == alias
+    return results is not None and column.name.lower() not in results
 
-    exp: Any
-    alias: str
-    alone: bool
-    aliases: set[str]
-    """DuckDB lets conditions name results, too: `SELECT a AS b … WHERE b = 1`."""
 
-    def allows(self, select: Any, table: Any) -> bool:
-        """True if fewer rows of the topic may be joined. ASOF takes the nearest one, and a sample takes any."""
-        plain = all(join.method in ("", "NATURAL") for join in select.args.get("joins") or ())
-        special = table.args.get("sample") or table.args.get("pivots") or select.args.get("sample")
-        # Identifiers of one spelling: in another one, the alias of a table may be the name of a column.
-        return plain and not special
+class _Chooser:
+    """Makes choices for one topic ([2], [4])."""
 
-    def condition(self, node: Any) -> Any | None:
-        """The part of a condition that can be pushed: ("AND" or "OR", parts), or (operator, column, value)."""
-        exp = self.exp
+    def __init__(self, statement: Statement, message_type: str) -> None:
+        self._exp = library("sqlglot.expressions", "sql")
+        self._statement = statement
+        self._type = message_type
+        self._names = 0
+
+    def choice(self, has: Callable[[Any], bool], node: Any) -> Choice | None:
+        """The records that meet at least the part of a condition that is simple; None: there is none."""
+        exp = self._exp
         node = node.unnest()
+        if node.args.get("negate") or node.args.get("symmetric"):
+            return None
+        one = partial(self._compared, has)
         match node:
             case exp.And() | exp.Or():
-                parts = [self.condition(one) for one in (node.left, node.right)]
-                if isinstance(node, exp.Or):
-                    return None if None in parts else ("OR", parts)
-                kept = [part for part in parts if part is not None]
-                return ("AND", kept) if kept else None
-            case exp.In() if not node.args.get("query") and not node.args.get("unnest") and node.expressions:
-                return self._any([("=", node.this, one) for one in node.expressions])
+                parts = [self.choice(has, part) for part in node.flatten()]
+                return _joined("OR" if isinstance(node, exp.Or) else "AND", parts)
+            case exp.In() if node.expressions and not node.args.get("query"):
+                return one("IN", node.this, node.expressions)
             case exp.Between():
-                both = [self._one(">=", node.this, node.args["low"]), self._one("<=", node.this, node.args["high"])]
-                return None if None in both or node.args.get("symmetric") else ("AND", both)
-            case exp.Is() if isinstance(node.expression, exp.Null) and self.alone:
-                return self._one("NULL", node.this, node.expression)
+                return _joined("AND", [one(">=", node.this, node.args["low"]), one("<=", node.this, node.args["high"])])
+            case exp.Is() if isinstance(node.expression, exp.Null):
+                return one("IS NULL", node.this, node.expression)
             case exp.Like() if not isinstance(node.parent, exp.Escape):
-                return self._one("LIKE", node.this, node.expression)
+                return one("LIKE", node.this, node.expression)
+            case exp.Column():
+                return one("=", node, exp.true())
+            case exp.Not() if isinstance(node.this.unnest(), exp.Column):
+                return one("=", node.this.unnest(), exp.false())
         sign = _OPERATORS.get(type(node).__name__)
         if sign is None:
             return None
-        return self._one(sign, node.left, node.right) or self._one(_TURNED[sign], node.right, node.left)
+        return one(sign, node.left, node.right) or one(_TURNED[sign], node.right, node.left)
 
-    def _any(self, comparisons: Sequence[tuple[str, Any, Any]]) -> Any | None:
-        found = [self._one(*one) for one in comparisons]
-        # DuckDB takes all members of a list for one type.
-        kinds = {one[2].is_string if one and isinstance(one[2], self.exp.Literal) else None for one in found}
-        return ("OR", found) if len(kinds) == 1 and kinds != {None} else None
-
-    def _one(self, sign: str, column: Any, value: Any) -> Any | None:
-        exp = self.exp
-        if not isinstance(column, exp.Column) or len(column.parts) > 2:
+    def _compared(self, has: Callable[[Any], bool], sign: str, column: Any, literal: Any) -> Choice | None:
+        if not isinstance(column, self._exp.Column) or not has(column):
             return None
-        if column.table:
-            if column.table != self.alias:
+        values: list[Any] = list(map(self._value, literal if isinstance(literal, list) else [literal]))
+        name = column.name.lower()
+        kind = METADATA.get(name)
+        path = f"@{name[1:]}"
+        if sign == "IS NULL":
+            # Beside other tables it is true of rows that an outer join has made, too.
+            if name != "_expire_time" or not has(self._exp.column(name)):
                 return None
-        elif not self.alone or column.name.lower() in self.aliases:
+            return Choice(f"{path} IS NULL", {}, lambda row: row["_expire_time"] is None, frozenset())
+        if kind is None:
+            name = self._statement.spelled(column.name)
+            path = f"/{name}"
+            types = self._types(sign, values) if _PLAIN_NAME.fullmatch(name) else frozenset()
+        elif kind is datetime:
+            values, types = list(map(_micros, values)), frozenset({int})
+        else:
+            types = frozenset({kind})
+        # DuckDB may round larger numbers.
+        if not all(type(one) in types and (isinstance(one, str) or abs(one) < _EXACT) for one in values):
             return None
-        inner = value.this if isinstance(value, exp.Neg) else value
-        if not isinstance(inner, (exp.Literal, exp.Placeholder, exp.Null)):
-            return None
-        return (sign, column.name, value)
+        value: Any = values if sign == "IN" else values[0]
+        if sign == "LIKE":
+            sign, value = "BEGINS WITH", str(value)[:-1]
+            if not value or re.search(r"[%_\\]", value) or values[0] != f"{value}%":
+                return None
+        test = _TESTS[sign]
 
+        def holds(row: Row) -> bool:
+            found = row.get(name)
+            return type(found) in types and test(found, value)
 
-class _Writer:
-    """Writes conditions as a filter ([2], [3])."""
+        self._names += 1
+        compared = frozenset({(name, types)} if kind is None else ())
+        return Choice(f"{path} {sign} :p{self._names}", {f"p{self._names}": value}, holds, compared)
 
-    def __init__(self, parameters: SqlParameters, message_type: str, spelled: Any) -> None:
-        self._parameters = parameters
-        self._type = message_type
-        self._spelled = spelled
-        self.values: dict[str, object] = {}
-
-    def written(self, node: Any) -> str | None:
-        """The filter; None: it would have to keep every record."""
-        if node[0] in ("AND", "OR"):
-            parts = [self.written(one) for one in node[1]]
-            if node[0] == "OR":
-                return None if None in parts else f"({' OR '.join(filter(None, parts))})"
-            return f"({' AND '.join(filter(None, parts))})" if any(parts) else None
-        sign, name, value = node
-        found = self._value(value)
-        lower = name.lower()
-        if lower in METADATA:
-            is_text = isinstance(found, str) and lower in _TEXTS and sign in _TURNED
-            is_number = type(found) is int and abs(found) < _EXACT and lower in _NUMBERS and sign in _TURNED
-            path = (_TEXTS | _NUMBERS).get(lower, "")
-            return f"{path} {sign} {self._named(found)}" if is_text or is_number else None
-        name = self._spelled(name)
-        if not _PLAIN_NAME.fullmatch(name) or self._type not in ("json", "fix", "nvfix"):
-            return None
-        return self._field(f"/{name}", sign, found)
-
-    def _field(self, path: str, sign: str, found: object) -> str | None:
-        if sign == "NULL":
-            return f"{path} IS NULL"
-        if isinstance(found, str):
-            if sign == "LIKE":
-                prefix = found[:-1]
-                is_prefix = found.endswith("%") and not re.search(r"[%_\\]", prefix) and self._is_text(prefix)
-                return f"{path} BEGINS WITH {self._named(prefix)}" if is_prefix and prefix[:1].isalpha() else None
-            is_same = self._is_text(found) or _WHOLE_TEXT.fullmatch(found)
-            return f"{path} = {self._named(found)}" if sign == "=" and is_same else None
-        if self._type != "json" or isinstance(found, bool) or not isinstance(found, (int, float)):
-            return None
-        if sign not in _TURNED or abs(found) > _EXACT or len(repr(found).strip("-0.")) > _DIGITS_MAX:
-            return None
-        # DuckDB rounds a text that it compares with a whole number, and takes true for 1.
-        booleans = [text for text, number in (("true", 1), ("false", 0)) if _holds(number, sign, found)]
-        others = "".join(f" OR {path} = {text}" for text in booleans)
-        return f"({path} {sign} {self._named(found)} OR {path} >= ''{others})"
-
-    def _is_text(self, text: str) -> bool:
-        """True if DuckDB takes no other value than this text for equal to it."""
-        if "\\" in text or not text:
-            return False
-        if self._type != "json":
-            return True
-        if text.lower() in _CAST_WORDS or text[0] in "[{(\"'" or text != text.strip():
-            return False
-        for reads in (float, lambda one: int(one, 0), msgspec.json.decode):
-            try:
-                reads(text)
-            except (ValueError, msgspec.MsgspecError):
-                continue
-            return False
-        return True
+    def _types(self, sign: str, values: Sequence[object]) -> frozenset[type]:
+        """The types of fields that compare with values as in DuckDB; empty: the server has another rule."""
+        is_json = self._type == "json"
+        allowed = _COMPARED.get(self._type, frozenset())
+        types = next((one for one in _TYPES if all(type(value) in one & allowed for value in values)), frozenset())
+        # Texts of other types may be no UTF-8, and have another order in DuckDB, and a backslash.
+        strange = any(value == "" or (isinstance(value, str) and not is_json and "\\" in value) for value in values)
+        ordered = sign in ("=", "IN", "LIKE") or (is_json and bool not in types)
+        return types if ordered and not strange else frozenset()
 
     def _value(self, node: Any) -> object:
-        kind = type(node).__name__
-        if kind == "Neg":
-            below = self._value(node.this)
-            return -below if isinstance(below, (int, float)) else None
-        if kind == "Placeholder":
-            return self._parameters.get(node.name)
-        if kind != "Literal" or node.is_string:
-            return node.this if kind == "Literal" else None
-        try:
-            return int(node.this)
-        except ValueError:
-            digits = node.this.partition("e")[0].replace(".", "")
-            return float(node.this) if digits.isdigit() and len(digits) <= _DIGITS_MAX else None
-
-    def _named(self, value: object) -> str:
-        name = next((name for name, one in self.values.items() if one == value and type(one) is type(value)), None)
-        if name is None:
-            name = f"p{len(self.values) + 1}"
-            self.values[name] = value
-        return f":{name}"
+        match type(node).__name__:
+            case "Neg":
+                below = self._value(node.this)
+                return -below if isinstance(below, int | float) else None
+            case "Placeholder":
+                return self._statement.parameters.get(node.name)
+            case "Boolean":
+                return bool(node.this)
+            case "Literal" if node.is_string:
+                return str(node.this)
+            case "Literal" if node.this.isdigit():
+                return int(node.this)
+            case "Literal":
+                return float(node.this) if len(re.sub("[eE].*|[.]", "", node.this)) <= _DIGITS_MAX else None
+            case "Cast" if node.to.this.name in ("TIMESTAMP", "TIMESTAMPNTZ", "TIMESTAMPTZ", "DATE"):
+                value = self._value(node.this)
+                return _time(value) if node.to.this.name != "DATE" or len(str(value)) == _DAY else None
+        return None
 
 
-def _holds(number: int, sign: str, bound: float) -> bool:
-    return {
-        "=": number == bound, ">": number > bound, ">=": number >= bound, "<": number < bound, "<=": number <= bound,
-    }[sign]  # fmt: skip
+def _joined(word: str, parts: Sequence[Choice | None]) -> Choice | None:
+    """Choices together. AND may leave parts out."""
+    found = [part for part in parts if part is not None]
+    if not found or (word == "OR" and len(found) < len(parts)):
+        return None
+    if len(found) == 1:
+        return found[0]
+    tests, every = [part.holds for part in found], all if word == "AND" else any
+    return Choice(
+        f"({f' {word} '.join(part.filter for part in found)})",
+        {name: value for part in found for name, value in part.values.items()},
+        lambda row: every(test(row) for test in tests),
+        frozenset().union(*(part.compared for part in found)),
+    )
 
 
-def _is_order(exp: Any, column: Any) -> bool:
-    return isinstance(column.find_ancestor(exp.Order, exp.Select), exp.Order)
+def _time(value: object) -> datetime | None:
+    """A time that a text tells; None: DuckDB might read it as another one."""
+    if isinstance(value, str) and _TIME.fullmatch(value):
+        with suppress(ValueError):
+            value = datetime.fromisoformat(value)
+    if not isinstance(value, datetime):
+        return None
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _micros(value: object) -> int | None:
+    found = _time(value)
+    return None if found is None else (found - _EPOCH) // timedelta(microseconds=1)
 
 
 # ---- errors with their place ----
@@ -382,42 +404,23 @@ def refused(text: str, place: int, sentence: str) -> InvalidArgument:
     )
 
 
-def of_duckdb(text: str, error: Exception) -> InvalidArgument:
-    """DuckDB's error, with the place in the text where it knows one."""
+def of_duckdb(text: str, error: Exception, *, lines_before: int = 0) -> InvalidArgument:
+    """DuckDB's error, with the place in the text where it knows one. `lines_before`: DuckDB saw more above it."""
     told = str(error)
     found = _PLACE.search(told)
     sentence = _REMARKS.sub("", (told if found is None else told[: found.start()]).strip())
-    sentence = sentence.replace("\n\t", " ").replace("\n", "; ").replace("!;", ";").rstrip("!.;")
+    sentence = re.sub(r"[!;]*\n+", "; ", sentence.replace("\n\t", " ")).rstrip("!.;")
     if found is None:
         return invalid("sql", sentence)
-    line = int(found[1])
-    label = f"LINE {line}: "
-    shown = text.split("\n")[line - 1 : line]
-    column = len(found[3]) - len(label)
-    if shown and found[2].startswith("..."):  # DuckDB cuts long lines
-        begin = shown[0].find(found[2].removeprefix("...").removesuffix("..."))
-        column += begin - 3
-    return refused(text, _offset(text, line, column + 1), sentence)
-
-
-def _offset(text: str, line: int, column: int) -> int:
+    line = int(found[1]) - lines_before
     lines = text.split("\n")
-    return sum(len(one) + 1 for one in lines[: line - 1]) + column - 1
-
-
-def _start(text: str) -> int:
-    return len(text) - len(text.lstrip())
+    column = len(found[3]) - len(f"LINE {found[1]}: ")
+    if found[2].startswith("...") and line <= len(lines):  # DuckDB cuts long lines
+        column += lines[line - 1].find(found[2].removeprefix("...").removesuffix("...")) - 3
+    return refused(text, sum(len(one) + 1 for one in lines[: line - 1]) + column, sentence)
 
 
 def _place(exp: Any, node: Any) -> int:
     places = [one.meta["start"] for one in node.find_all(exp.Identifier) if "start" in one.meta]
     own = node.meta.get("start")
     return own if own is not None else min(places, default=0)
-
-
-def _called(node: Any) -> str:
-    return (
-        re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(node).__name__).upper()
-        if type(node).__name__ != "Command"
-        else (str(node.this).upper())
-    )

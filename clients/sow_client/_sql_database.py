@@ -11,29 +11,28 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Self, TypeAlias
+from itertools import chain, compress, count
+from types import NoneType
+from typing import Any, Final
 
 from sow_client._exports import Export
-from sow_client._frames import PAYLOAD, library, to_pandas, to_polars
+from sow_client._frames import PAYLOAD, library
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, invalid
 from sow_client._shapes import Shape
-from sow_client._sql import METADATA, Statement, Wanted, of_duckdb
+from sow_client._sql import METADATA, Choice, Statement, of_duckdb
 
-DEFAULT_MEMORY: Final = "1GB"
 BATCH_RECORDS: Final = 20_000
 _ROWS: Final = 10_000
 _FIELDS_MAX: Final = 100
 """The server leaves out fields for a reader of no more than these (rule Q6)."""
 _ANSWER: Final = '"sow answer"'
-Filtered: TypeAlias = tuple[str | None, Mapping[str, object]]
-"""A filter, and the values of its names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,54 +52,6 @@ class SqlTopic:
     parameters: Mapping[str, object]
 
 
-class SqlResult:
-    """The answer of a SELECT. Its rows lie in DuckDB, on disk where they are many, until it is closed: use `with`."""
-
-    def __init__(self, database: Database, topics: Sequence[SqlTopic]) -> None:
-        self._database = database
-        self.topics = {one.topic: one for one in topics}
-        """The topics that it has read, each as it was at one instant."""
-        self.columns = database.columns()
-        """The names of its columns."""
-
-    def batches(self) -> Iterator[Any]:
-        """The rows as `pyarrow.RecordBatch`, piece by piece."""
-        yield from self._database.rows()
-
-    @property
-    def schema(self) -> Any:
-        """The `pyarrow.Schema` of the rows."""
-        return self._database.rows().schema
-
-    def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows as tuples. A DECIMAL is a `Decimal`, a TIMESTAMP a `datetime`, a struct a `dict`."""
-        for batch in self.batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-    def to_arrow(self) -> Any:
-        """The rows as a `pyarrow.Table`."""
-        reader = self._database.rows()
-        return library("pyarrow", "sql").Table.from_batches(reader, reader.schema)
-
-    def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`, as `QueryResult.to_pandas` makes it. Needs `sow[pandas]`."""
-        return to_pandas(self.to_arrow())
-
-    def to_polars(self) -> Any:
-        """The rows as a `polars.DataFrame`. Needs `sow[polars]`."""
-        return to_polars(self.to_arrow())
-
-    def close(self) -> None:
-        """Removes the rows, and the files of DuckDB."""
-        self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
 class Database:
     """DuckDB for one text ([1], [2])."""
 
@@ -108,84 +59,66 @@ class Database:
         duckdb = library("duckdb", "sql")
         library("pyarrow", "sql")
         self._duckdb = duckdb
-        self._statement = statement
+        self.statement = statement
+        self._memory = memory
         folder = tempfile.mkdtemp(prefix="sow-sql-")
         self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        self._memory = memory
         config = {"temp_directory": folder, "memory_limit": memory, "autoinstall_known_extensions": "false"}
         config |= {"autoload_known_extensions": "false", "python_enable_replacements": "false"}
         try:
             self._connection = duckdb.connect(":memory:", config=config)
-            self._connection.execute("SET TimeZone = 'UTC'")
-            self._connection.execute("SET enable_external_access = false")
-            self._connection.execute("SET lock_configuration = true")
-            read = self._connection.extract_statements(statement.text)
+            for setting in (
+                "TimeZone = 'UTC'", "enable_progress_bar = false", "enable_external_access = false",
+                "lock_configuration = true",
+            ):  # fmt: skip
+                self._connection.execute(f"SET {setting}")
         except duckdb.Error as error:
             self._remove()
             raise invalid("memory", f"{memory!r} is no size such as 500MB or 2GB: {error}") from error
-        if len(read) != 1 or read[0].type != duckdb.StatementType.SELECT:
-            self.close()
-            raise invalid("sql", "only one SELECT reads topics")
 
-    def reading(
-        self, wanted: Wanted, form: PayloadForm, export: Export, filtered: Filtered, *, reduced: bool
-    ) -> TableReading:
-        """The reading of one topic. `reduced`: the server may leave out fields of other names than the text has."""
-        return TableReading(self, self._statement, wanted, form, export, filtered, reduced=reduced)
-
-    def create(self, wanted: Wanted, schema: Any) -> None:
-        """An empty table, in place of one that is there."""
-        if wanted.schema:
-            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_quoted(wanted.schema)}")
-        self._filled(wanted, "CREATE OR REPLACE TABLE {} AS", schema.empty_table())
-
-    def insert(self, wanted: Wanted, batch: Any) -> None:
-        """Some more records."""
-        self._filled(wanted, "INSERT INTO {}", batch)
-
-    def _filled(self, wanted: Wanted, words: str, table: Any) -> None:
-        name = _quoted(wanted.table) if not wanted.schema else f"{_quoted(wanted.schema)}.{_quoted(wanted.table)}"
-        self._connection.register("sow batch", table)
+    def fill(self, topic: str, table: Any, *, is_new: bool) -> None:
+        """Puts records into the table of a topic. `is_new`: in place of one that is there."""
+        parts = list(map(_quoted, self.statement.topics[topic].parts))
+        name = ".".join(parts)
+        words = f"CREATE OR REPLACE TABLE {name} AS" if is_new else f"INSERT INTO {name}"
         try:
-            self._connection.execute(words.format(name) + ' SELECT * FROM "sow batch"')
+            if is_new and len(parts) > 1:
+                self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {parts[0]}")
+            self._connection.register("sow batch", table)
+            self._connection.execute(f'{words} SELECT * FROM "sow batch"')
         except self._duckdb.Error as error:
             raise self._told(error) from error
         finally:
             with suppress(self._duckdb.Error):  # it has no memory for this either
                 self._connection.unregister("sow batch")
 
-    def run(self) -> None:
-        """Runs the text. Raises InvalidArgument with DuckDB's error at its place."""
-        statement = self._statement
-        used = dict(statement.parameters)
-        text = statement.text.rstrip().rstrip(";")
+    def run(self) -> Any:
+        """Runs the text. The schema of its answer. Raises InvalidArgument with DuckDB's error at its place."""
+        text = f"CREATE OR REPLACE TABLE {_ANSWER} AS\n{self.statement.text.rstrip().rstrip(';')}"
         try:
             # In a thread: a call of DuckDB in the main one would hold Ctrl-C back until it ends.
             with ThreadPoolExecutor(1, "sow-sql") as threads:
-                running = threads.submit(
-                    self._connection.execute, f"CREATE OR REPLACE TABLE {_ANSWER} AS\n{text}", used or None
-                )
+                running = threads.submit(self._connection.execute, text, dict(self.statement.parameters) or None)
                 try:
                     running.result()
                 except BaseException:
                     self._connection.interrupt()
                     raise
+            return self._reader().schema
         except self._duckdb.Error as error:
             raise self._told(error) from error
 
     def _told(self, error: Exception) -> Exception:
         if isinstance(error, self._duckdb.OutOfMemoryException):
             return invalid("memory", f"{self._memory} is too little for this text: allow more, or select less")
-        shifted = _lines_up(str(error))
-        return of_duckdb(self._statement.text, type(error)(shifted))
+        return of_duckdb(self.statement.text, error, lines_before=1)
 
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the answer."""
-        return tuple(one[0] for one in self._connection.execute(f"SELECT * FROM {_ANSWER} LIMIT 0").description)
+    def rows(self) -> Iterator[Any]:
+        """The answer as batches of Arrow."""
+        return iter(self._reader())
 
-    def rows(self) -> Any:
-        """The answer as a `pyarrow.RecordBatchReader`."""
-        return self._connection.sql(f"SELECT * FROM {_ANSWER}").to_arrow_reader(_ROWS)
+    def _reader(self) -> Any:
+        return self._connection.cursor().sql(f"SELECT * FROM {_ANSWER}").to_arrow_reader(_ROWS)
 
     def close(self) -> None:
         """Ends what runs, and removes everything ([2])."""
@@ -195,76 +128,78 @@ class Database:
         self._remove()
 
 
-class TableReading:
-    """Makes a table of the records of an export, which are read twice ([3])."""
+class Table:
+    """Becomes the table of a topic. All records of an export are looked at, and then inserted ([3])."""
 
     def __init__(
         self,
         database: Database,
-        statement: Statement,
-        wanted: Wanted,
+        topic: str,
         form: PayloadForm,
+        choice: Choice | None,
         export: Export,
-        filtered: Filtered,
+        filtered: tuple[str | None, Mapping[str, object]],
         *,
-        reduced: bool,
+        whole: bool,
     ) -> None:
+        """`choice`: chooses the records (_sql [2]). `filtered`: the filter of the export, with its values. `whole`: the
+        server leaves out no field."""
+        self.topic = topic
         self.export = export
-        self.wanted = wanted
+        self.has_fields = form.message_type != "binary"
         self._database = database
-        self._statement = statement
         self._form = form
+        self._choice = choice
         self._filtered = filtered
-        self._names = statement.columns
+        names = database.statement.columns
+        self._names = lower = None if names is None else {name.lower() for name in names}
+        """The names that the text may mean, in lower case; None: any."""
         self._shapes: dict[str, Shape] = {}
+        self._others: set[str] = set()
+        """The fields that it does not name."""
         self._columns: dict[str, str] = {}
+        """The fields by the names of their columns."""
+        self._more = [name for name in METADATA if lower is None or name in lower]
+        """The columns that are no fields."""
+        if not self.has_fields and (lower is None or PAYLOAD in lower):
+            self._more.insert(0, PAYLOAD)
         self._schema: Any = None
         self._records = 0
-        is_whole = form.message_type == "binary" and (self._names is None or PAYLOAD in self._names)
-        self._whole = [PAYLOAD] if is_whole else []
-        self.fields: tuple[str, ...] = ()
+        is_reduced = not whole and form.message_type == "json" and names and len(names) <= _FIELDS_MAX
+        self.fields = tuple(sorted(names)) if is_reduced and names else ()
         """The top-level fields that the server may confine itself to; (): all."""
-        if reduced and form.message_type == "json" and self._names and len(self._names) <= _FIELDS_MAX:
-            self.fields = tuple(sorted(self._names))
 
     @property
     def found(self) -> frozenset[str]:
-        """The names of its columns."""
-        return frozenset([*self._shapes, *self._whole, *METADATA])
+        """The names of its columns that have values."""
+        having = [name for name, shape in self._shapes.items() if shape.kinds != {NoneType}]
+        return frozenset([*having, *METADATA, *self._more])
 
     @property
     def is_narrowed(self) -> bool:
-        """True if the server leaves out records or fields."""
-        return self._filtered[0] is not None or bool(self.fields)
+        """True if records or fields were left out."""
+        return self._choice is not None or bool(self.fields)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if all records may be another table for the text (_sql [3])."""
+        return self._choice is not None and self._choice.doubts({name: one.kinds for name, one in self._shapes.items()})
 
     @property
     def told(self) -> SqlTopic:
         """The topic, as it was read."""
-        text, values = self._filtered
-        columns = (*self._columns, *self._whole, *self._metadata)
-        return SqlTopic(
-            self.wanted.topic, self.export.as_of, self.export.bookmark, self._records, columns, text, values
-        )
+        columns = (*self._columns, *self._more)
+        return SqlTopic(self.topic, self.export.as_of, self.export.bookmark, self._records, columns, *self._filtered)
 
     @property
-    def metadata(self) -> tuple[PackedColumn, ...]:
-        """The columns of metadata to ask for."""
-        return tuple(name[1:] for name in self._metadata)  # type: ignore[misc]  # METADATA has their names
-
-    @property
-    def _metadata(self) -> list[str]:
-        names = None if self._names is None else {name.lower() for name in self._names}
-        return [name for name in METADATA if names is None or name in names]
-
-    @property
-    def looks(self) -> bool:
-        """True if the text needs fields."""
-        return self._form.message_type != "binary"
+    def packed(self) -> tuple[PackedColumn, ...]:
+        """The columns of the export that it needs."""
+        return ("payload", *[name[1:] for name in self._more if name != PAYLOAD])  # type: ignore[arg-type]  # METADATA
 
     def look(self, records: PackedRecords) -> None:
         """Learns the columns of some records."""
         columns: dict[str, list[object]] = {}
-        for document in self._documents(records):
+        for document in self._chosen(records)[0]:
             for name, value in document.items():
                 columns.setdefault(name, []).append(value)
         for name, values in columns.items():
@@ -272,98 +207,86 @@ class TableReading:
 
     def begin(self) -> None:
         """All records were looked at: makes the table."""
-        pa = library("pyarrow", "sql")
-        taken = {name.lower() for name in (*METADATA, *self._whole)}
-        for name in sorted(self._shapes, key=lambda one: (one != self._statement.spelled(one), one)):
-            shown, number = name, 0
-            while shown.lower() in taken:
-                number += 1
-                shown = f"{name}_{number}"
-            taken.add(shown.lower())
-            self._columns[shown] = name
-        order = {name: place for place, name in enumerate(self._shapes)}
-        self._columns = dict(sorted(self._columns.items(), key=lambda one: order[one[1]]))
-        kinds = [(shown, self._shapes[name].kind(pa) or pa.string()) for shown, name in self._columns.items()]
-        moment = pa.timestamp("us", tz="UTC")
-        known = {"_key": pa.string(), "_origin": pa.string(), "_publish_time": moment, "_expire_time": moment}
-        kinds += [(name, pa.binary()) for name in self._whole]
-        kinds += [(name, known.get(name, pa.int64())) for name in self._metadata]
-        self._schema = pa.schema(kinds or [("sow record", pa.null())])
-        self._database.create(self.wanted, self._schema)
+        pa, statement = library("pyarrow", "sql"), self._database.statement
+        found = {name.lower() for name in self.found}
+        if any(
+            must and topics == (self.topic,) and name.lower() not in found for name, topics, must in statement.named
+        ):
+            self._shapes |= {name: Shape() for name in self._others}  # so that DuckDB's error names them
+        taken = {name.lower() for name in (*METADATA, *self._more)}
+        names: dict[str, str] = {}
+        for name in sorted(self._shapes, key=lambda one: (one != statement.spelled(one), one)):
+            spellings = chain([name], (f"{name}_{at}" for at in count(1)))
+            names[name] = next(one for one in spellings if one.lower() not in taken)
+            taken.add(names[name].lower())
+        self._columns = {names[name]: name for name in self._shapes}
+        if not self._columns and not self._more:
+            self._more = ["_version"]  # DuckDB has no table without columns
+        kinds = {shown: self._shapes[name].kind(pa) or pa.string() for shown, name in self._columns.items()}
+        known = {str: pa.string(), int: pa.int64(), datetime: pa.timestamp("us", tz="UTC"), bytes: pa.binary()}
+        kinds |= {name: known[METADATA.get(name, bytes)] for name in self._more}
+        self._schema = pa.schema(
+            [(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in kinds.items()]
+        )
+        self._database.fill(self.topic, self._schema.empty_table(), is_new=True)
 
     def insert(self, records: PackedRecords) -> None:
         """Puts some records into the table."""
-        pa, count = library("pyarrow", "sql"), records.count
-        documents = self._documents(records) if self._columns else []
+        pa = library("pyarrow", "sql")
+        documents, more = self._chosen(records)
         arrays: list[Any] = []
         for shown, name in self._columns.items():
-            values = [document.get(name) for document in documents]
-            kind = self._schema.field(shown).type
-            is_text = pa.types.is_string(kind)
-            arrays.append(pa.array([PayloadForm.text(one) for one in values] if is_text else values, kind))
-        arrays += [pa.array(_payloads(pa, records), pa.binary()) for _ in self._whole]
-        arrays += [_METADATA[name](pa, records) for name in self._metadata]
-        self._database.insert(self.wanted, pa.table(arrays or [pa.nulls(count)], schema=self._schema))
-        self._records += count
+            values, kind = [document.get(name) for document in documents], self._schema.field(shown).type
+            arrays.append(pa.array(map(PayloadForm.text, values) if pa.types.is_string(kind) else values, kind))
+        self._database.fill(self.topic, pa.table([*arrays, *more], schema=self._schema), is_new=False)
+        self._records += records.count
 
-    def _documents(self, records: PackedRecords) -> list[Mapping[str, object]]:
-        pa, form, names = library("pyarrow", "sql"), self._form, self._names
-        is_json = form.message_type == "json"
-        lower = None if names is None else {name.lower() for name in names}
-        documents: list[Mapping[str, object]] = []
-        for payload in _payloads(pa, records):
-            found: Any = form.document(payload) if is_json else form.fields(payload)
-            if not isinstance(found, Mapping):
-                documents.append({})
-                continue
-            kept = found if lower is None else {name: one for name, one in found.items() if str(name).lower() in lower}
-            documents.append(kept if is_json else PayloadForm.in_columns(kept))  # type: ignore[arg-type]
-        return documents
+    def _chosen(self, records: PackedRecords) -> tuple[list[Mapping[str, object]], list[Any]]:
+        """The fields of the chosen records, and their other columns."""
+        pa, pc = library("pyarrow", "sql"), library("pyarrow.compute", "sql")
+        more = [_column(pa, records, name) for name in self._more]
+        payloads = _column(pa, records, PAYLOAD).to_pylist() if self.has_fields else []
+        documents = list(map(self._fields, payloads)) if self.has_fields else [{}] * records.count
+        if self._choice is None:
+            return documents, more
+        plain = {
+            name: (column.cast(pa.int64()) if METADATA.get(name) is datetime else column).to_pylist()
+            for name, column in zip(self._more, more, strict=True)
+        }
+        rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)] or documents
+        mask = [self._choice.holds({**one, **row}) for one, row in zip(documents, rows, strict=True)]
+        return list(compress(documents, mask)), [pc.filter(column, pa.array(mask)) for column in more]
 
-
-def _payloads(pa: Any, records: PackedRecords) -> list[bytes]:
-    buffers = [None, pa.py_buffer(records.payload_offsets), pa.py_buffer(records.payloads)]
-    return pa.Array.from_buffers(pa.binary(), records.count, buffers).to_pylist()  # type: ignore[no-any-return]
-
-
-def _keys(pa: Any, records: PackedRecords) -> Any:
-    buffers = [None, pa.py_buffer(records.key_offsets), pa.py_buffer(records.keys)]
-    return pa.Array.from_buffers(pa.string(), records.count, buffers)
-
-
-def _numbers(pa: Any, records: PackedRecords, data: bytes) -> Any:
-    return pa.Array.from_buffers(pa.int64(), records.count, [None, pa.py_buffer(data)])
+    def _fields(self, payload: bytes) -> Mapping[str, object]:
+        """The fields that the text may need."""
+        is_json = self._form.message_type == "json"
+        found: Any = self._form.document(payload) if is_json else self._form.fields(payload)
+        if not isinstance(found, Mapping):
+            return {}
+        if self._names is not None:
+            self._others.update([name for name in found if name.lower() not in self._names])
+            found = {name: one for name, one in found.items() if name.lower() in self._names}
+        return found if is_json else PayloadForm.in_columns(found)  # type: ignore[return-value]  # a mapping stays one
 
 
-def _times(pa: Any, records: PackedRecords, data: bytes) -> Any:
-    pc, micros = library("pyarrow.compute", "sql"), _numbers(pa, records, data)
+def _column(pa: Any, records: PackedRecords, name: str) -> Any:
+    def array(kind: Any, *buffers: bytes) -> Any:
+        return pa.Array.from_buffers(kind, records.count, [None, *map(pa.py_buffer, buffers)])
+
+    if name == PAYLOAD:
+        return array(pa.binary(), records.payload_offsets, records.payloads)
+    if name == "_key":
+        return array(pa.string(), records.key_offsets, records.keys)
+    if name == "_origin":
+        places = records.origins or bytes(2 * records.count)
+        return pa.array(records.origin_names, pa.string()).take(array(pa.uint16(), places))
+    numbers = array(pa.int64(), getattr(records, f"{name[1:]}s"))
+    if METADATA[name] is int:
+        return numbers
+    pc = library("pyarrow.compute", "sql")
     never = pa.scalar(None, pa.int64())
-    return pc.if_else(pc.equal(micros, NEVER_MICROS), never, micros).cast(pa.timestamp("us", tz="UTC"))
-
-
-def _origins(pa: Any, records: PackedRecords) -> Any:
-    names = pa.array(records.origin_names, pa.string())
-    if not records.origins:
-        return pa.repeat(names[0], records.count) if records.count else pa.array([], pa.string())
-    return names.take(pa.Array.from_buffers(pa.uint16(), records.count, [None, pa.py_buffer(records.origins)]))
-
-
-_METADATA: Final[dict[str, Any]] = {
-    "_key": _keys,
-    "_version": lambda pa, records: _numbers(pa, records, records.versions),
-    "_publish_time": lambda pa, records: _times(pa, records, records.publish_times),
-    "_expire_time": lambda pa, records: _times(pa, records, records.expire_times),
-    "_origin": _origins,
-    "_sequence": lambda pa, records: _numbers(pa, records, records.sequences),
-}
+    return pc.if_else(pc.equal(numbers, NEVER_MICROS), never, numbers).cast(pa.timestamp("us", tz="UTC"))
 
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _lines_up(told: str) -> str:
-    """DuckDB's error about the text, which it saw one line further down."""
-    before, line, rest = told.partition("\nLINE ")
-    number, colon, rest = rest.partition(":")
-    return f"{before}{line}{int(number) - 1}{colon}{rest}" if number.isdigit() else told

@@ -22,6 +22,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from sow.v1 import access_pb2, admin_pb2, load_pb2, replication_pb2, snapshot_pb2, sow_pb2
+from sow_client import SowError
 from sow_server.access.audit import Part
 from tests.support.oracles.access import GUARDED, audit_file, client_of, grant, identity, write_access
 from tests.support.servers.metrics_endpoint import page
@@ -181,6 +182,34 @@ def world_of(server: ServerProcess, caller: Caller) -> Any:
             store=SimpleNamespace(origins=SimpleNamespace(names={one.origin: one.origin for one in records.values()})),
         ),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])
+def test_no_answer_of_sql_has_a_hidden_value(server: ServerProcess, name: str) -> None:
+    answered = 0
+    with client_of(server, name) as client:
+        for text in (
+            "SELECT * FROM orders",
+            "SELECT secret, client, typeof(client) FROM orders",
+            "SELECT id, price FROM orders WHERE price > 3 OR region = 'us'",
+            "SELECT id FROM orders WHERE _key > 'a' AND price = $n",
+            "SELECT max(price), min(id), list(secret) FROM orders",
+            "SELECT secre FROM orders",
+            "SELECT id FROM orders WHERE price = 'x'",
+            "SELECT client.iban FROM orders ORDER BY 1",
+            "SELECT price + secret FROM orders",
+            "SELECT * FROM elsewhere",
+        ):
+            for push in (True, False):
+                try:
+                    with client.sql(text, {"n": 3} if "$n" in text else None, push=push) as result:
+                        told = f"{result.schema} {list(result.rows())} {result.topics}"
+                        answered += 1
+                except SowError as error:
+                    told = f"{error} {error.details}"
+                assert not tells(told.encode()), (text, push)
+    assert answered or name == "nobody"
 
 
 @pytest.mark.parametrize("name", [pytest.param("rows", marks=pytest.mark.long), "both", "nobody"])

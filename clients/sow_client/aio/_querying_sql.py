@@ -3,18 +3,76 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
-from sow_client._packed import PackedColumn
+from sow_client._packed import PackedRecords
 from sow_client._payloads import PayloadForm
 from sow_client.aio._administration import AsyncAdministration
 from sow_client.aio._snapshots import AsyncSnapshots
 from sow_client.errors import InvalidArgument, SowError
 
 if TYPE_CHECKING:  # few programs need them
-    from sow_client._sql import SqlParameters, Statement
-    from sow_client._sql_database import Database, SqlResult, TableReading
+    from sow_client._sql import SqlParameters
+    from sow_client._sql_database import Database, SqlTopic, Table
+
+
+class AsyncSqlResult:
+    """The answer of a SELECT. Its rows lie in DuckDB, on disk where they are many, until it is closed: use `with`.
+
+    In asyncio the rows are read, and tables made of them, in another thread.
+    """
+
+    def __init__(self, database: Database, topics: Sequence[SqlTopic], schema: Any) -> None:
+        self._database = database
+        self.topics = {one.topic: one for one in topics}
+        """The topics that it has read, each as it was at one instant."""
+        self.schema = schema
+        """The `pyarrow.Schema` of the rows."""
+        self.columns: tuple[str, ...] = tuple(schema.names)
+        """The names of its columns."""
+
+    async def batches(self) -> AsyncGenerator[Any, None]:
+        """The rows as `pyarrow.RecordBatch`, piece by piece."""
+        batches = await asyncio.to_thread(self._database.rows)
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            yield batch
+
+    async def rows(self) -> AsyncGenerator[tuple[Any, ...], None]:
+        """The rows as tuples. A DECIMAL is a `Decimal`, a TIMESTAMP a `datetime`, a struct a `dict`."""
+        async for batch in self.batches():
+            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield row
+
+    async def to_arrow(self) -> Any:
+        """The rows as a `pyarrow.Table`."""
+        from sow_client import _frames
+
+        batches = [batch async for batch in self.batches()]
+        return _frames.library("pyarrow", "sql").Table.from_batches(batches, self.schema)
+
+    async def to_pandas(self) -> Any:
+        """The rows as a `pandas.DataFrame`, as `QueryResult.to_pandas` makes it. Needs `sow[pandas]`."""
+        from sow_client import _frames
+
+        return await asyncio.to_thread(_frames.to_pandas, await self.to_arrow())
+
+    async def to_polars(self) -> Any:
+        """The rows as a `polars.DataFrame`. Needs `sow[polars]`."""
+        from sow_client import _frames
+
+        return await asyncio.to_thread(_frames.to_polars, await self.to_arrow())
+
+    async def close(self) -> None:
+        """Removes the rows, and the files of DuckDB."""
+        await asyncio.to_thread(self._database.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
 
 
 class AsyncSql(AsyncAdministration, AsyncSnapshots):
@@ -27,13 +85,14 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
         *,
         memory: str = "1GB",
         push: bool = True,
-    ) -> SqlResult:
+    ) -> AsyncSqlResult:
         """Answers one SELECT of DuckDB over topics. `parameters` are the values of `$name` in the text.
 
         Tables are topics, columns the top-level fields of their records and the metadata `_key`, `_version`,
         `_publish_time`, `_expire_time` (null: never), `_origin` and `_sequence`. Each topic is read as it was at one
         instant, which `result.topics` tells; two topics have two. The server judges conditions that it can, and DuckDB
-        all of them. `push=False` reads all records. `memory` bounds DuckDB; beyond it lie temporary files.
+        all of them. `push=False` reads all records, for the same answer. `memory` bounds DuckDB; beyond it lie
+        temporary files.
 
         Raises InvalidArgument for a text that is no SELECT over topics, or needs more memory. Needs `sow[sql]`.
 
@@ -46,58 +105,57 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
         statement = _sql.parsed(text, parameters)
         database = await asyncio.to_thread(_sql_database.Database, statement, memory)
         try:
-            read = await self._read_topics(statement, database, push=push, reduced=True)
-            narrowed = any(one.is_narrowed for one in read.values())
-            # A column that was read nowhere may be in other records, or have another spelling.
-            again = narrowed and statement.lacking({topic: one.found for topic, one in read.items()})
-            if not again:
+            tables, schema = await self._tables(database, push=push, whole=False), None
+            if tables is not None:
                 try:
-                    await asyncio.to_thread(database.run)
-                except InvalidArgument:
-                    # All records together may give the columns other types.
-                    if not narrowed:
+                    schema = await asyncio.to_thread(database.run)
+                except InvalidArgument as error:
+                    if error.details.get("field") != "sql" or not any(table.is_narrowed for table in tables):
                         raise
-                    again = True
-            if again:
-                read = await self._read_topics(statement, database, push=False, reduced=False)
-                await asyncio.to_thread(database.run)
-            return _sql_database.SqlResult(database, [one.told for one in read.values()])
+            if tables is None or schema is None:
+                # All records may have other columns, or columns of other types (_sql [3]).
+                tables = await self._tables(database, push=False, whole=True) or []
+                schema = await asyncio.to_thread(database.run)
+            return AsyncSqlResult(database, [table.told for table in tables], schema)
         except BaseException:
             database.close()
             raise
 
-    async def _read_topics(
-        self, statement: Statement, database: Database, *, push: bool, reduced: bool
-    ) -> dict[str, TableReading]:
-        read: dict[str, TableReading] = {}
-        try:
-            for name, wanted in statement.topics.items():
-                settings = (await self.describe_topic(name)).settings
-                form = PayloadForm(settings.message_type, settings.fix_separator)
-                filtered = statement.filter(name, form.message_type) if push else (None, {})
-                export = await self.open_export(name, *filtered)
-                read[name] = database.reading(wanted, form, export, filtered, reduced=reduced)
-            for reading in read.values():
-                await self._read_topic(reading)
-        finally:
-            for reading in read.values():
-                with suppress(SowError):  # it ends by itself
-                    await self.close_export(reading.export.id)
-        return read
-
-    async def _read_topic(self, reading: TableReading) -> None:
+    async def _tables(self, database: Database, *, push: bool, whole: bool) -> list[Table] | None:
+        """Reads the topics; None: the text needs all their records."""
         from sow_client import _sql_database
 
-        export, most = reading.export, _sql_database.BATCH_RECORDS
-        payload: tuple[PackedColumn, ...] = ("payload",)
-        for part in range(len(export.parts)) if reading.looks else ():
-            looked = self.read_export(export.id, part, columns=payload, batch_size=most, fields=reading.fields)
-            async for records in looked:
-                await asyncio.to_thread(reading.look, records)
-        await asyncio.to_thread(reading.begin)
-        columns = (*payload, *reading.metadata)
+        statement = database.statement
+        tables: list[Table] = []
+        try:
+            for name in statement.topics:
+                settings = (await self.describe_topic(name)).settings
+                form = PayloadForm(settings.message_type, settings.fix_separator)
+                choice = None if whole else statement.choice(name, form.message_type)
+                filtered = choice.filtered if choice is not None and push else (None, {})
+                export = await self.open_export(name, *filtered)
+                tables.append(_sql_database.Table(database, name, form, choice, export, filtered, whole=whole))
+            for table in tables:
+                if table.has_fields:
+                    await self._read_table(table, table.look)
+            lacks = statement.lacks({table.topic: table.found for table in tables})
+            if any(table.is_doubtful or (lacks and table.is_narrowed) for table in tables):
+                return None
+            for table in tables:
+                await asyncio.to_thread(table.begin)
+                await self._read_table(table, table.insert)
+        finally:
+            for table in tables:
+                with suppress(SowError):  # it ends by itself
+                    await self.close_export(table.export.id)
+        return tables
+
+    async def _read_table(self, table: Table, work: Callable[[PackedRecords], None]) -> None:
+        from sow_client._sql_database import BATCH_RECORDS
+
+        export, columns = table.export, table.packed
         for part in range(len(export.parts)):
             async for records in self.read_export(
-                export.id, part, columns=columns, batch_size=most, fields=reading.fields
+                export.id, part, columns=columns, batch_size=BATCH_RECORDS, fields=table.fields
             ):
-                await asyncio.to_thread(reading.insert, records)
+                await asyncio.to_thread(work, records)
