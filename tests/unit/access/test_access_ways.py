@@ -18,6 +18,8 @@ MAY_FIND: Final = {
     # They get a request that a handler has had permitted, and look at the quotas of its topic.
     "submissions.py": {"by_name"},
     "admission.py": {"by_name", "by_id"},
+    # It samples all topics on a timer; a call gets from it the samples of the topics that it names.
+    "figure_history.py": {"by_name"},
 }
 DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "seen"}
 """Methods of a call that decide about topics."""
