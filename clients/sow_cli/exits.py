@@ -61,11 +61,12 @@ class RootGroup(click.Group):
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
         try:
             return super().make_context(*arguments, **named)
-        except BrokenPipeError:  # click ends quietly
-            raise
+        except BrokenPipeError as error:  # of --help and --version; click would end with 1
+            _discard_output()
+            raise click.exceptions.Exit(0) from error
         except click.ClickException as error:
             raise _harmless(error) from error.__cause__
-        except OSError as error:  # --help and --version write here
+        except OSError as error:
             raise _unwritten(error) from error
         except KeyboardInterrupt as interrupt:  # in the shell; click would say that it was aborted, and end with 1
             raise click.exceptions.Exit(exit_code_of(interrupt) or INTERRUPTED) from interrupt
