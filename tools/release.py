@@ -3,7 +3,7 @@
     [1]  The wheel is built from the sdist, so the sdist is complete.
     [2]  A package has the files of its folders that git knows, all of them and no others.
     [3]  Everything that names a version names the same one; with a tag, this is the tag's, and the changelog has it.
-    [4]  The wheel is installed in a new environment, where its commands tell that version.
+    [4]  The wheel is installed in a new environment, where its commands tell that version, and all man pages are.
 
 .github/workflows/release.yml publishes what this has built.
 """
@@ -26,7 +26,7 @@ from email.parser import BytesParser
 from pathlib import Path
 from typing import Final
 
-from tools import state_jar
+from tools import man, state_jar
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TYPESCRIPT: Final = "clients/typescript"
@@ -166,6 +166,12 @@ def _check_installed(wheel: Path, folder: Path, version: str) -> None:
         said = _run(str(folder / "bin" / program), "--version", folder=folder)
         if not said.startswith(f"{program} {version}\n"):  # `sow` goes on with a server, if one listens here
             raise Fault(f"{wheel.name}: {program} --version says {said!r}")
+    check_man_pages(wheel, folder / "share" / "man" / "man1")
+
+
+def check_man_pages(wheel: Path, folder: Path) -> None:
+    """Raises Fault if a page is missing: the hook of the build leaves them out where a command cannot be imported."""
+    _refuse(wheel, "lacks man pages", set(man.pages()) - {page.name for page in folder.glob("*")})
 
 
 def _refuse(file: Path, what: str, names: set[str]) -> None:

@@ -235,14 +235,15 @@ def bench(
     except (BenchFailed, MetricsUnreadable) as error:
         raise Refused(str(error)) from error
     finally:
-        # Also after Ctrl-C: the works that are done have their figures.
-        if done and output.format is not Format.NDJSON:
-            output.many(done, names=_NAMES, nothing="")
-        if plot:
-            _draw(spreads)
+        # Also after Ctrl-C: the works that are done have their figures. The report first, as a reader of the table may
+        # leave.
         if done and report is not None:
             packing.write(report, report_of(ran_with, done).encode())
             note(f"the report is in {report}")
+        if done and output.format is not Format.NDJSON:
+            output.many(done, names=_NAMES, nothing="")
+        if spreads and plot:
+            _draw(spreads)
 
 
 def _check(plan: Plan, work: Sequence[Work]) -> None:

@@ -2,7 +2,8 @@
 
 [1]  Names come from the server within a short time. Where it does not answer, there are none, and nothing is said.
      Names with control characters are left out: the terminal of bash would act on them (rule X7).
-[2]  Fields are those of the topic's first records: a record has no schema that could tell them.
+[2]  A word is written as a quoted word of the shell is: a name such as `a$(reboot)` stays a name.
+[3]  Fields are those of the topic's first records: a record has no schema that could tell them.
 """
 
 from __future__ import annotations
@@ -114,10 +115,21 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
         """As click's, without what stands before the last `:` or `=` of the word: bash keeps it."""
         found = super().get_completions(args, incomplete)
-        if split(os.environ["COMP_WORDS"]).quote:
-            return found
-        kept = incomplete[: max(incomplete.rfind(":"), incomplete.rfind("=")) + 1]
-        return [CompletionItem(item.value.removeprefix(kept), item.type, item.help) for item in found]
+        quote = split(os.environ["COMP_WORDS"]).quote
+        kept = "" if quote else incomplete[: max(incomplete.rfind(":"), incomplete.rfind("=")) + 1]
+        return [
+            CompletionItem(_escaped(item.value.removeprefix(kept), quote), item.type, item.help)
+            if item.type == "plain"
+            else item
+            for item in found
+        ]
+
+
+def _escaped(text: str, quote: str) -> str:
+    """A text within a quotation mark of bash that is open, or without one ([2])."""
+    if quote == "'":
+        return text.replace("'", "'\\''")
+    return re.sub(r'([$`"\\])' if quote else r"([^\w@%+=:,./~-])", r"\\\1", text)
 
 
 add_completion_class(_Bash)
@@ -195,7 +207,7 @@ class Values:
         return _beginning(incomplete, self._names.get(("topics", session), fetch))
 
     def fields(self, ctx: click.Context) -> Sequence[str]:
-        """The paths of fields that records of the command's topic have ([2])."""
+        """The paths of fields that records of the command's topic have ([3])."""
         named = ctx.params.get("topic") or ctx.params.get("source") or ctx.params.get("name")
         if named is None and ctx.args:
             named = ctx.args[0]  # click reads no arguments on a line that ends with an option without its value

@@ -61,9 +61,12 @@ class RootGroup(click.Group):
     def make_context(self, *arguments: Any, **named: Any) -> click.Context:
         try:
             return super().make_context(*arguments, **named)
-        except BrokenPipeError:  # click ends quietly
-            raise
-        except OSError as error:  # --help and --version write here
+        except BrokenPipeError as error:  # of --help and --version; click would end with 1
+            _discard_output()
+            raise click.exceptions.Exit(0) from error
+        except click.ClickException as error:
+            raise _harmless(error) from error.__cause__
+        except OSError as error:
             raise _unwritten(error) from error
         except KeyboardInterrupt as interrupt:  # in the shell; click would say that it was aborted, and end with 1
             raise click.exceptions.Exit(exit_code_of(interrupt) or INTERRUPTED) from interrupt
@@ -95,7 +98,7 @@ def _end(ctx: click.Context, error: BaseException) -> NoReturn:
             raise _unwritten(error) from error
         case click.UsageError():
             if (better := advice.better(error)) is not None:
-                raise better from error
+                raise _harmless(better) from error
         case SowError():
             failure = Refused
             if is_unanswered(error):
@@ -104,7 +107,15 @@ def _end(ctx: click.Context, error: BaseException) -> NoReturn:
             if not hint and isinstance(ctx.obj, Session):
                 hint = ctx.obj.hint(error)
             raise failure(describe(error) + (f"\n  hint: {hint}" if hint else "")) from error
+    if isinstance(error, click.ClickException):
+        _harmless(error)
     raise error
+
+
+def _harmless(error: click.ClickException) -> click.ClickException:
+    """The same error. click's own messages have names of files, and words of the line, as they are (rule X7)."""
+    error.message = display.safe_lines(error.message)  # type: ignore[misc]  # click shows it, and calls it final
+    return error
 
 
 def _unwritten(error: OSError) -> Refused:

@@ -138,6 +138,7 @@ class _Pages(io.RawIOBase):
         self._held = b""
         self._program: subprocess.Popen[bytes] | None = None
         self._is_left = False
+        self._is_unpaged = False
 
     def isatty(self) -> bool:
         """Yes: control characters of the data are no less harmful in a pager."""
@@ -153,8 +154,16 @@ class _Pages(io.RawIOBase):
         if self._is_left:
             return len(taken)
         self._held += taken
-        if self._program is None and self._rows() >= shutil.get_terminal_size().lines:
-            self._program = _started(self._words)
+        if self._program is None and not self._is_unpaged and self._rows() >= shutil.get_terminal_size().lines:
+            try:
+                self._program = _started(self._words)
+            except OSError as error:  # a script without its interpreter, and the like
+                self._is_unpaged = True
+                click.echo(
+                    f"sow: cannot start {display.safe(self._words[0])}: {error.strerror}; see --no-pager", err=True
+                )
+        if self._is_unpaged:
+            self.finish()
         if self._program is not None:
             assert self._program.stdin is not None, "it is a pipe"
             try:
@@ -177,3 +186,4 @@ class _Pages(io.RawIOBase):
             return
         self._terminal.write(self._held)
         self._terminal.flush()
+        self._held = b""

@@ -286,15 +286,22 @@ class LineCompleter(Completer):
 
 def _written(item: CompletionItem, quote: str) -> str:
     """A word as it stands on the line. A filter goes on behind its first word, so its quotation mark stays open."""
+    text: str = item.value
+    return _quoted(text, quote or ('"' if item.goes_on else ""))
+
+
+def _quoted(text: str, quote: str) -> str:
+    """One word behind this quotation mark, which stays open, or a whole one."""
+    if quote == "'":
+        return "'" + text.replace("'", "'\\''")
     if quote:
-        return f"{quote}{item.value}"
-    return f'"{item.value}' if item.goes_on else shlex.quote(item.value)
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"')
+    return shlex.quote(text)
 
 
 def _paths(line: Line, text: str) -> Iterator[Completion]:
     for path in _files(line.last):
-        written = line.quote + path if line.quote else shlex.quote(path)
-        yield Completion(written, line.start - len(text), display=path)
+        yield Completion(_quoted(path, line.quote), line.start - len(text), display=path)
 
 
 def _files(beginning: str) -> Iterator[str]:

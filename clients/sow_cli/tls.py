@@ -87,14 +87,18 @@ def init(folder: Path, hosts: tuple[str, ...], clients: tuple[str, ...], valid: 
     files = _issued((*_LOCAL, *hosts), clients, begin - _CLOCKS, begin + valid)
     _write(folder, files)
     path = {name: shlex.quote(str(folder / name)) for name in files}
-    server = f"[{hosts[0]}]" if hosts and ":" in hosts[0] else (*hosts, "localhost")[0]
+    first = (*hosts, "localhost")[0]
+    # In quotation marks, as zsh takes brackets for a pattern.
+    server, every = (
+        (shlex.quote(f"[{first}]:7450"), "'[::]:7450'") if ":" in first else (f"{first}:7450", "0.0.0.0:7450")
+    )
     click.echo(
         f"# For a trial, until {begin + valid:%Y-%m-%d %H:%M} UTC. Whoever reads {path['ca.key']} can make clients.\n"
         "# The server, which accepts only clients with a certificate of this authority:\n"
-        f"{'SOW_SERVER_LISTEN=0.0.0.0:7450 ' if hosts else ''}SOW_SERVER_TLS_CERTIFICATE={path['server.pem']} \\\n"
+        f"{f'SOW_SERVER_LISTEN={every} ' if hosts else ''}SOW_SERVER_TLS_CERTIFICATE={path['server.pem']} \\\n"
         f"    SOW_SERVER_TLS_KEY={path['server.key']} SOW_SERVER_TLS_CLIENT_CA={path['ca.pem']} sow-server\n"
         "# A command, in another terminal:\n"
-        f"sow --server {server}:7450 --tls-ca {path['ca.pem']} \\\n"
+        f"sow --server {server} --tls-ca {path['ca.pem']} \\\n"
         f"    --tls-cert {path[f'{clients[0]}.pem']} --tls-key {path[f'{clients[0]}.key']} status"
     )
 

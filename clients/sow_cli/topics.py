@@ -289,7 +289,7 @@ def confirm(question: str, *, force: bool) -> None:
         return
     if not _can_ask():
         raise click.UsageError("there is no terminal to ask on; give --force")
-    if not click.confirm(question, err=True):
+    if not click.confirm(display.safe(question), err=True):
         note("nothing was done")
         click.get_current_context().exit(SERVER_SAID_NO)
 

@@ -48,7 +48,7 @@ _TIMES: Final = (
 def charts(figures: Sequence[Figures]) -> tuple[Chart, ...]:
     """The charts of figures in the order of time. Times of which there were none have no chart."""
     told = [one for one in figures if one.elapsed]  # the first of a stream has no rates
-    seconds = tuple(round(one.as_of.timestamp(), 1) for one in told)  # an hour of all digits is large
+    seconds = _moments(told)
 
     def of(take: Callable[[Figures], float]) -> Values:
         return tuple(round(take(one), 2) for one in told)
@@ -90,8 +90,15 @@ def charts(figures: Sequence[Figures]) -> tuple[Chart, ...]:
 
 def span(figures: Sequence[Figures]) -> timedelta:
     """The time that the rates of figures in the order of time are of; 0: none has rates."""
-    told = [one for one in figures if one.elapsed]
-    return told[-1].as_of - told[0].as_of + told[0].elapsed if told else timedelta(0)
+    return sum((one.elapsed for one in figures), timedelta(0))
+
+
+def _moments(told: Sequence[Figures]) -> tuple[float, ...]:
+    """Counted back from the last one: the server's clock may have been set meanwhile, and an axis only rises."""
+    found = [told[-1].as_of.timestamp()] if told else []
+    for one in told[:0:-1]:
+        found.append(found[-1] - one.elapsed.total_seconds())
+    return tuple(round(one, 1) for one in reversed(found))  # an hour of all digits is large
 
 
 def peaks(values: Sequence[float], most: int) -> list[float]:

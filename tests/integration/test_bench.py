@@ -130,6 +130,17 @@ def test_a_report_has_the_figures_with_settings_and_versions(server: ServerProce
     assert [line.split(" | ")[0] for line in text.splitlines()[-4:-2]] == ["| publish", "| get"]
 
 
+def test_a_report_is_there_although_nobody_reads_the_table(server: ServerProcess, tmp_path: Path) -> None:
+    """Story: `q` in the pager, or `| head`, threw away the report of a long measurement."""
+    file = tmp_path / "bench.md"
+    command = [sow(), "--server", server.address, "bench", "--records", "50", "--seconds", "0.1", "--work", "get"]
+    process = subprocess.Popen([*command, "--report", str(file)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert "| publish |" in file.read_text()
+
+
 def test_json_is_one_list(server: ServerProcess) -> None:
     done = bench(server.address, *SMALL[:-1], "json", "--work", "single")
 

@@ -109,6 +109,16 @@ def test_a_pager_that_is_missing_is_told_and_the_result_is_there(run: Run) -> No
         assert first.endswith("; see --no-pager")
 
 
+@pytest.mark.parametrize("content", ["", "no script", "#!/no/such/interpreter"])
+def test_a_pager_that_cannot_be_started_is_told_and_the_result_is_there(run: Run, pager: Path, content: str) -> None:
+    """Story: the command ended with "cannot write: Exec format error", and a part of the result."""
+    pager.write_text(content)
+    code, text = ended(run(*LONG, SOW_PAGER=str(pager)))
+    *rows, told = text.splitlines()
+    assert (code, len(rows)) == (0, 201)
+    assert told.startswith(f"sow: cannot start {pager}: ")
+
+
 def test_a_pager_gets_no_control_characters_of_the_data(run: Run, pager: Path) -> None:
     """X7."""
     for output_format in ("json", "table"):

@@ -142,6 +142,19 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(output_format: str) ->
     assert process.wait(SECONDS_MAX) == 0
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("query", "--help"), ("help", "filters")])
+def test_a_help_that_nobody_reads_is_no_failure(arguments: tuple[str, ...]) -> None:
+    """Story: `sow --help | head -1` ended with 1, and a script with `pipefail` along with it."""
+    process = start(*arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(SECONDS_MAX) == 0
+
+
 # ---- subscriptions ----
 
 

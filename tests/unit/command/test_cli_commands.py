@@ -271,6 +271,25 @@ def test_wrong_usage_tells_the_next_step(client: FakeClient, arguments: tuple[st
     assert client.calls == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("publish", "orders", "/nowhere/\x1b[2J"),
+        ("--tls-ca", "/nowhere/\x1b[2J", "topics"),
+        ("--\x1b[2J",),
+        ("topics", "\x1b[2J"),
+        ("query", "orders", "/a", "\x1b[2J"),
+    ],
+)
+def test_errors_escape_the_words_of_the_line(client: FakeClient, arguments: tuple[str, ...]) -> None:
+    """X7: names of files, above all, come from others. Story: click's own messages showed them as they are."""
+    result = run(client, *arguments)
+
+    assert result.exit_code == 2
+    assert "\\x1b[2J" in result.stderr
+    assert "\x1b" not in result.output
+
+
 NO_KEY_FIELDS = InvalidArgument("key: topic orders has no key fields", reason="KEY_REQUIRED")
 OWN_KEY = InvalidArgument("key: topic orders derives its keys from /id", reason="KEY_NOT_ALLOWED")
 NO_DURABLE = NotFound("durable: topic orders has no durable 'bil'", reason="DURABLE_NOT_FOUND")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import NoReturn
 
 import click
 import pytest
+from click.shell_completion import CompletionItem
 
 from sow_cli import completion, interrupts, shell
 from sow_cli.columns import steps
@@ -19,6 +22,7 @@ from sow_cli.command import _shell, sow
 from sow_cli.completion import FUNCTIONS, KEYWORDS, METADATA, Line, Names, Values, completions, split
 from sow_cli.context_files import ContextFiles
 from sow_cli.session import Session
+from sow_cli.shell_lines import tokens
 from sow_cli.wide import WideLines, block
 from sow_client import Unavailable
 from sow_server.filters import parse, tree
@@ -190,6 +194,54 @@ def test_a_field_is_offered_as_filters_and_options_take_it(prepared: click.Group
     (offered,) = [item.value for item in found if item.value != "/id"]
     assert steps(offered) == (name,)
     assert [one.steps for one in walk(parse(f"{offered} = 1")) if isinstance(one, tree.Path)] == [(name,)]
+
+
+HOSTILE = (
+    "x$(touch made)",
+    "x`touch made`",
+    "x; touch made; ",
+    'x" | touch made; "',
+    "x' | touch made; '",
+    "x\\",
+    "x!:",
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bash_gets_each_field_as_a_word(
+    prepared: click.Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, quote: str
+) -> None:
+    """Story: `"/[x` and Tab made `"/[x$(touch made)]"` of a record's field, and Enter ran it."""
+
+    def connect(_session: Session) -> FakeClient:
+        client = FakeClient()
+        client.add("orders", records=[{"id": 1, name: 1}])
+        return client
+
+    monkeypatch.setenv("COMP_WORDS", f"sow query orders --select {quote}/[x")
+    root = completion._Bash(prepared, {"obj": connect}, "sow", "_SOW_COMPLETE")
+    (found,) = root.get_completions(*root.get_completion_args())
+    ran = subprocess.run(
+        ["bash", "-c", f"printf %s {quote}{found.value}{quote}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert steps(ran.stdout) == (name,)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_shell_gets_each_field_as_a_word(name: str, quote: str, goes_on: bool) -> None:
+    """Story: the rest of such a name stood behind the quotation mark, and `/bin/sh` got it."""
+    written = shell._written(CompletionItem(f"/[{name}]", goes_on=goes_on), quote)
+    (word,) = tokens(written)
+    assert word.text == f"/[{name}]"
 
 
 def test_names_of_contexts_are_completed(

@@ -74,6 +74,14 @@ def test_hosts_clients_and_the_validity_are_chosen(tmp_path: Path) -> None:
     assert "/desk.pem' --tls-key '" in done.stdout
 
 
+def test_a_server_at_an_address_of_ipv6_listens_there(tmp_path: Path) -> None:
+    """Story: it was to listen at 0.0.0.0, where no such address leads. A zone of an address is any text."""
+    for host in ("2001:db8::1", "fe80::1%$(reboot)"):
+        done = _init(str(tmp_path / host[0]), "--host", host)
+        assert "SOW_SERVER_LISTEN='[::]:7450' " in done.stdout
+        assert f"sow --server '[{host}]:7450' --tls-ca " in done.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_no_file_is_overwritten(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import cast
@@ -29,6 +30,15 @@ def test_the_first_figures_have_no_rates_and_are_not_drawn() -> None:
     assert list(drawn[0].seconds) == [NOW.timestamp() + 1, NOW.timestamp() + 2]
     assert list(drawn[0].series[0].values) == [1, 2]
     assert {one.title for one in drawn} == {"Changes", "Waiting", "Subscriptions"}
+
+
+@pytest.mark.parametrize("step", [timedelta(hours=-2), timedelta(days=2)])
+def test_moments_rise_although_the_clock_of_the_server_was_set(step: timedelta) -> None:
+    """Story: a clock that was set back by two hours drew lines to and fro, of "the last -2 hours"."""
+    told = [figures(1), figures(2), *[replace(one, as_of=one.as_of + step) for one in (figures(3), figures(4))]]
+    last = (NOW + step).timestamp() + 4
+    assert charts.charts(told)[0].seconds == (last - 3, last - 2, last - 1, last)
+    assert charts.span(told) == timedelta(seconds=4)
 
 
 def test_a_moment_without_a_commit_is_a_gap() -> None:
@@ -153,7 +163,7 @@ def test_an_older_server_has_those_from_the_first_look_on() -> None:
 
 
 def test_the_span_of_figures_is_told() -> None:
-    assert charts.span([figures(0), figures(1), figures(4)]) == timedelta(seconds=4)
+    assert charts.span([figures(0), figures(1), figures(2)]) == timedelta(seconds=2)
     assert charts.span([figures(0)]) == charts.span([]) == timedelta(0)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from sow.version import __version__
-from tools import release
+from tools import man, release
 
 ROOT: Final = Path(__file__).parents[3]
 FILES: Final = (
@@ -152,3 +152,11 @@ def test_the_real_packages_pass(tmp_path: Path) -> None:
     assert release.main(["--out", str(tmp_path / "dist")]) == 0
     found = {file.name for file in (tmp_path / "dist").iterdir()}
     assert found >= {f"sow-{__version__}-py3-none-any.whl", f"sow-{__version__}.tar.gz"}
+
+
+def test_a_wheel_without_man_pages_is_refused(tmp_path: Path) -> None:
+    """The hook of the build takes none where a module is missing, and says nothing."""
+    with pytest.raises(release.Fault, match=r"sow.whl: lacks man pages: sow-"):
+        release.check_man_pages(Path("sow.whl"), tmp_path)
+    man.write(tmp_path)
+    release.check_man_pages(Path("sow.whl"), tmp_path)
