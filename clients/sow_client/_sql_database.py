@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import weakref
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, compress, count
+from itertools import compress, count
 from types import NoneType
 from typing import Any, Final
 
@@ -128,6 +129,14 @@ class Database:
         self._remove()
 
 
+def tuples(batch: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a batch. Raises InvalidArgument for a time that Python has not."""
+    try:
+        return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (OverflowError, ValueError) as error:
+        raise invalid("sql", f"make a text of a time beyond the years 1 to 9999, with ::VARCHAR: {error}") from error
+
+
 class Table:
     """Becomes the table of a topic. All records of an export are looked at, and then inserted ([3])."""
 
@@ -152,7 +161,9 @@ class Table:
         self._choice = choice
         self._filtered = filtered
         names = database.statement.columns
-        self._names = lower = None if names is None else {name.lower() for name in names}
+        lower = None if names is None else {name.lower() for name in names}
+        # The field of a column `a_1` may be `a` or `A`.
+        self._names = None if lower is None else lower | {re.sub(r"_\d+$", "", name) for name in lower}
         """The names that the text may mean, in lower case; None: any."""
         self._shapes: dict[str, Shape] = {}
         self._others: set[str] = set()
@@ -213,11 +224,13 @@ class Table:
             must and topics == (self.topic,) and name.lower() not in found for name, topics, must in statement.named
         ):
             self._shapes |= {name: Shape() for name in self._others}  # so that DuckDB's error names them
-        taken = {name.lower() for name in (*METADATA, *self._more)}
+        seen = {*METADATA, *self._more}
+        taken = seen | {name.lower() for name in self._shapes}
         names: dict[str, str] = {}
         for name in sorted(self._shapes, key=lambda one: (one != statement.spelled(one), one)):
-            spellings = chain([name], (f"{name}_{at}" for at in count(1)))
-            names[name] = next(one for one in spellings if one.lower() not in taken)
+            others = (other for at in count(1) if (other := f"{name}_{at}").lower() not in taken)
+            names[name] = next(others) if name.lower() in seen else name
+            seen.add(name.lower())
             taken.add(names[name].lower())
         self._columns = {names[name]: name for name in self._shapes}
         if not self._columns and not self._more:

@@ -533,3 +533,29 @@ def test_a_hint_has_the_columns_that_records_have(client: Client) -> None:
     assert "sow" not in str(refused.value)
     with pytest.raises(InvalidArgument, match=r'"deskk" not found.*"desk"'):
         client.sql("SELECT id FROM orders WHERE deskk = 'fx'")
+
+
+def test_fields_that_differ_in_case_alone_have_their_values(client: Client) -> None:
+    """`SELECT a_1` had nulls, as no field has that name; a field `a_1` lost it to the second of `a` and `A`."""
+    client.sow_delete("mixed", filter="true")
+    client.publish("mixed", {"id": 1, "a": "small", "A": "big", "a_2": "own", "_key": "mine", "b": 1, "B": 2, "b_1": 3})
+    assert answer(client, "SELECT a_1, A FROM mixed") == [("small", "big")]
+    assert answer(client, "SELECT A_1, a FROM mixed WHERE a = 'small'") == [("big", "small")]
+    assert answer(client, "SELECT a_2, _key_1 FROM mixed WHERE _key_1 = 'mine'") == [("own", "mine")]
+    for what in ("b_1", "* EXCLUDE (a)"):
+        with client.sql(f"SELECT {what} FROM mixed") as result:
+            assert result.to_arrow().column("b_1").to_pylist() == [3]
+
+
+def test_all_columns_are_there_for_a_text_that_names_them_by_their_places(client: Client) -> None:
+    columns = {"id", "v", "site"}
+    assert columns <= {name for (name,) in answer(client, "SELECT column_name FROM (DESCRIBE devices)")}
+    assert answer(client, "SELECT d.p FROM devices AS d(p) ORDER BY 1 LIMIT 2") == [(0,), (1,)]
+    assert answer(client, "SELECT #1 FROM devices WHERE id = 3") == [(3,)]
+    assert answer(client, "WITH Sites AS (SELECT 5 AS n FROM devices LIMIT 1) SELECT n FROM sites") == [(5,)]
+
+
+def test_a_time_that_python_has_not_is_told(client: Client) -> None:
+    with client.sql("SELECT 'infinity'::TIMESTAMP AS t FROM sites") as result:
+        with pytest.raises(InvalidArgument, match="make a text of a time beyond the years 1 to 9999"):
+            list(result.rows())
