@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import compress, count
+from time import sleep
 from types import NoneType
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ BATCH_RECORDS: Final = 20_000
 _ROWS: Final = 10_000
 _FIELDS_MAX: Final = 100
 """The server leaves out fields for a reader of no more than these (rule Q6)."""
+_MOMENT_SECONDS: Final = 0.01
 _ANSWER: Final = '"sow answer"'
 
 
@@ -103,7 +105,9 @@ class Database:
                 try:
                     running.result()
                 except BaseException:
-                    self._connection.interrupt()
+                    while not running.done():  # one that has not begun yet is not interrupted
+                        self._connection.interrupt()
+                        sleep(_MOMENT_SECONDS)
                     raise
             return self._reader().schema
         except self._duckdb.Error as error:
@@ -122,11 +126,16 @@ class Database:
         return self._connection.cursor().sql(f"SELECT * FROM {_ANSWER}").to_arrow_reader(_ROWS)
 
     def close(self) -> None:
-        """Ends what runs, and removes everything ([2])."""
-        with suppress(self._duckdb.Error):
-            self._connection.interrupt()
-        self._connection.close()
-        self._remove()
+        """Ends what runs, also in another thread, and removes everything ([2])."""
+        while self._remove.alive:
+            with suppress(self._duckdb.Error):
+                self._connection.interrupt()
+            try:
+                self._connection.close()
+            except self._duckdb.Error:  # the call of another thread has not ended yet
+                sleep(_MOMENT_SECONDS)
+            else:
+                self._remove()
 
 
 def tuples(batch: Any) -> Iterator[tuple[Any, ...]]:

@@ -559,3 +559,20 @@ def test_a_time_that_python_has_not_is_told(client: Client) -> None:
     with client.sql("SELECT 'infinity'::TIMESTAMP AS t FROM sites") as result:
         with pytest.raises(InvalidArgument, match="make a text of a time beyond the years 1 to 9999"):
             list(result.rows())
+
+
+def test_a_text_that_is_cancelled_ends_and_leaves_nothing(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timeout became an error of DuckDB, whose connection was busy, and the text ran on."""
+    endless = "WITH RECURSIVE w AS (SELECT 1 AS n UNION ALL SELECT n FROM w) SELECT count(*) FROM w, sites"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def asked() -> None:
+        async with AsyncClient(server.address) as client:
+            for seconds in (0.01, 0.2, 1):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.sql(endless), seconds)
+
+    asyncio.run(asyncio.wait_for(asked(), 60))
+    assert list(tmp_path.iterdir()) == []

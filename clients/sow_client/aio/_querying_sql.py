@@ -120,7 +120,7 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
                 schema = await asyncio.to_thread(database.run)
             return AsyncSqlResult(database, [table.told for table in tables], schema)
         except BaseException:
-            database.close()
+            await asyncio.to_thread(database.close)
             raise
 
     async def _tables(self, database: Database, *, push: bool, whole: bool) -> list[Table] | None:
