@@ -133,6 +133,7 @@ class Statement:
 def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
     """Understands a text. Raises InvalidArgument with a sentence, the line and the column."""
     sqlglot, exp, duckdb = (library(name, "sql") for name in ("sqlglot", "sqlglot.expressions", "duckdb"))
+    text.encode()  # half a surrogate pair: the caller names it
     start = len(text) - len(text.lstrip())
     try:
         found = duckdb.extract_statements(text)
@@ -146,6 +147,8 @@ def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
         raise of_duckdb(text, error) from error
     except sqlglot.errors.SqlglotError as error:
         raise invalid("sql", f"sqlglot does not understand it: {error}") from error
+    except RecursionError as error:
+        raise invalid("sql", "it is nested too deeply") from error
     for node in (root, *root.find_all(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)):
         if not isinstance(node, exp.Query):
             place = start if node is root else _place(exp, node)

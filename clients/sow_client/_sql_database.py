@@ -29,6 +29,7 @@ from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, invalid
 from sow_client._shapes import Shape
 from sow_client._sql import METADATA, Choice, Statement, of_duckdb
+from sow_client._statuses import closed
 
 BATCH_RECORDS: Final = 20_000
 _ROWS: Final = 10_000
@@ -120,6 +121,8 @@ class Database:
 
     def rows(self) -> Iterator[Any]:
         """The answer as batches of Arrow."""
+        if not self._remove.alive:
+            raise closed("result")
         return iter(self._reader())
 
     def _reader(self) -> Any:

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner, _NamedTextIOWrapper
 
 from sow_cli.command import sow
-from sow_client import AsyncClient, Client, InvalidArgument, NotFound, SowError
+from sow_client import AsyncClient, Cancelled, Client, InvalidArgument, NotFound, SowError
 from sow_client._sql_database import Database
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.servers.server import ROOT, ServerProcess
@@ -555,10 +555,20 @@ def test_all_columns_are_there_for_a_text_that_names_them_by_their_places(client
     assert answer(client, "WITH Sites AS (SELECT 5 AS n FROM devices LIMIT 1) SELECT n FROM sites") == [(5,)]
 
 
-def test_a_time_that_python_has_not_is_told(client: Client) -> None:
+def test_a_time_that_python_has_not_and_a_closed_result_are_told(client: Client) -> None:
     with client.sql("SELECT 'infinity'::TIMESTAMP AS t FROM sites") as result:
         with pytest.raises(InvalidArgument, match="make a text of a time beyond the years 1 to 9999"):
             list(result.rows())
+    result.close()
+    with pytest.raises(Cancelled, match="the result is closed"):
+        list(result.rows())
+
+
+def test_a_text_that_is_no_unicode_or_too_deep_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match=r"text: .* has half a surrogate pair at character 9"):
+        client.sql("SELECT '\ud800' FROM sites")
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        client.sql(f"SELECT {'(' * 400}1{')' * 400} FROM sites")
 
 
 def test_a_text_that_is_cancelled_ends_and_leaves_nothing(
