@@ -126,6 +126,8 @@ def _fact(name: str, value: object) -> Fact:
 
 def _write(result: SqlResult, kind: Format, file: IO[bytes] | None, output: Output) -> None:
     """Writes the rows, piece by piece, into a file; None: to stdout."""
+    from sow_client._sql_database import tuples
+
     if kind in (Format.PARQUET, Format.ARROW):
         from sow_cli.arrow import write_rows
 
@@ -137,7 +139,7 @@ def _write(result: SqlResult, kind: Format, file: IO[bytes] | None, output: Outp
     if kind is Format.CSV:
         write(",".join(map(quoted, result.columns)).encode() + b"\n")
     for batch in result.batches():
-        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        rows = tuples(batch)
         if kind is Format.CSV:
             lines = [",".join(["" if one is None else quoted(_cell(one)) for one in row]).encode() for row in rows]
         else:

@@ -59,6 +59,8 @@ _BYTES_MAX: Final = 40_000
 _LIST_MAX: Final = 10_000
 """Bounds of a filter (docs/filters.md), with room to spare. Beyond them the client judges alone."""
 _ALLOWED_FUNCTIONS: Final = ("GenerateSeries", "Unnest", "Explode")
+_TAKEN: Final = ("main", "memory", "system", "temp")
+"""Names that DuckDB has before a point."""
 _REMARKS: Final = re.compile(r"^(?:\w+ )*Error: ")
 _PLACE: Final = re.compile(r"\n\n+LINE (\d+): (.*)\n( *)\^[\s\S]*")
 
@@ -131,6 +133,7 @@ class Statement:
 def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
     """Understands a text. Raises InvalidArgument with a sentence, the line and the column."""
     sqlglot, exp, duckdb = (library(name, "sql") for name in ("sqlglot", "sqlglot.expressions", "duckdb"))
+    text.encode()  # half a surrogate pair: the caller names it
     start = len(text) - len(text.lstrip())
     try:
         found = duckdb.extract_statements(text)
@@ -138,11 +141,14 @@ def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
             raise invalid("sql", f"give one SELECT: this text has {len(found) or 'no'} statements")
         if found[0].type != duckdb.StatementType.SELECT:
             raise refused(text, start, f"only SELECT reads topics, and this is {found[0].type.name}")
-        root = sqlglot.parse_one(text, read="duckdb")
+        # A remark after the last semicolon is a node of its own.
+        root = next(one for one in sqlglot.parse(text, read="duckdb") if one and not isinstance(one, exp.Semicolon))
     except duckdb.Error as error:
         raise of_duckdb(text, error) from error
     except sqlglot.errors.SqlglotError as error:
         raise invalid("sql", f"sqlglot does not understand it: {error}") from error
+    except RecursionError as error:
+        raise invalid("sql", "it is nested too deeply") from error
     for node in (root, *root.find_all(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)):
         if not isinstance(node, exp.Query):
             place = start if node is root else _place(exp, node)
@@ -157,14 +163,20 @@ class _Reader:
         self._exp = exp
         self._text = text
         self._root = root
+        self._spelled = {id(table): (table.db, table.name) for table in root.find_all(exp.Table)}
         self._of_tables: dict[int, str] = {}
         self._statement = Statement(text, parameters, {}, None, [])
 
     def statement(self) -> Statement:
         exp, found = self._exp, self._statement
         scope = library("sqlglot.optimizer.scope", "sql")
+        for node in self._root.find_all(exp.Table, exp.TableAlias):
+            if isinstance(node.this, exp.Identifier):  # sqlglot tells `w` from `W`, and DuckDB does not
+                node.this.set("this", node.this.name.lower())
         try:
             scopes = list(scope.traverse_scope(self._root))
+            for one in scopes:
+                one.selected_sources  # noqa: B018  # it is found here, or refused
         except Exception as error:
             raise invalid("sql", f"its names are not clear: {error}") from error
         derived = {
@@ -193,15 +205,19 @@ class _Reader:
         if not isinstance(table.this, self._exp.Identifier):
             if type(table.this).__name__ in _ALLOWED_FUNCTIONS:
                 return
-            name = table.this.name or table.this.sql("duckdb")
+            name = self._text[place : table.this.meta.get("end", place) + 1]
             raise refused(self._text, place, f"{name} is no topic: tables are topics, and no files or functions")
         if table.args.get("catalog"):
             raise refused(self._text, place, 'a name with several points is quoted: "a.b.c"')
-        topic = f"{table.db}.{table.name}" if table.db else table.name
+        parts = tuple(filter(None, self._spelled[id(table)]))
+        topic = ".".join(parts)
+        if table.db.lower() in _TAKEN:
+            raise refused(self._text, place, f'this name is quoted: "{topic}"')
         alike = next((one for one in topics if one.lower() == topic.lower()), topic)
         if alike != topic:
             raise refused(self._text, place, f"{topic} and {alike} are one name in SQL: read them one after the other")
-        topics.setdefault(topic, Wanted((table.db, table.name) if table.db else (topic,)))
+        if topics.setdefault(topic, Wanted(parts)).parts != parts:
+            raise refused(self._text, place, f'quote it everywhere, or nowhere: "{topic}"')
         self._of_tables[id(table)] = topic
 
     def _read(self, scope: Any, seen: set[int]) -> None:
@@ -218,17 +234,21 @@ class _Reader:
             node, where = sources[alias], select.args.get("where")
             if id(node) not in seen:
                 seen.add(id(node))
-                pushed = fewer and where and not (node.args.get("sample") or node.args.get("pivots"))
+                pushed = fewer and where and not any(map(node.args.get, ("sample", "pivots")))
+                pushed = pushed and not node.alias_column_names
                 use = (partial(_of, alias, aliases if alone else None), where.this) if pushed else None
                 found.topics[topic].uses.append(use)
-        for column in select.find_all(exp.Column):
-            if column.find_ancestor(exp.Select) is not select or not column.name:
+        for column in scope.find_all(exp.Column):
+            if not column.name:
                 continue
-            alias = column.parts[0].name if len(column.parts) > 1 else ""
-            is_order = isinstance(column.find_ancestor(exp.Order, exp.Select), exp.Order)
+            alias = column.parts[0].name.lower() if len(column.parts) > 1 else ""
             if alias in topics:
                 found.named.append((column.parts[1].name, (topics[alias],), True))
-            elif topics and alias not in sources and not (column.name.lower() in aliases and is_order):
+            elif topics and alias not in sources:
+                if column.name.lower() in aliases and isinstance(
+                    column.find_ancestor(exp.Order, exp.Select), exp.Order
+                ):
+                    continue
                 found.named.append((column.parts[0].name, tuple(topics.values()), alone))
 
     def _columns(self) -> frozenset[str] | None:
@@ -236,8 +256,10 @@ class _Reader:
         rows = {one.alias_or_name.lower() for one in root.find_all(exp.Table)}
         whole = [star for star in root.find_all(exp.Star) if not isinstance(star.parent, exp.Count)]
         whole += [join for join in root.find_all(exp.Join) if join.method == "NATURAL"]
-        whole += [one for one in root.find_all(exp.Column) if len(one.parts) == 1 and one.name.lower() in rows]
-        if whole or root.find(exp.Columns, exp.Pivot):  # the last ones are rows, as in SELECT o FROM orders o
+        # Rows, as in SELECT o FROM orders o, and columns by their places.
+        whole += [one for one in root.find_all(exp.Column) if one.name.lower() in rows]
+        whole += [one for one in root.find_all(exp.Table) if id(one) in self._of_tables and one.alias_column_names]
+        if whole or root.find(exp.Columns, exp.Pivot, exp.PositionalColumn, exp.Describe, exp.Summarize):
             return None
         return frozenset(one.name for one in root.find_all(exp.Identifier))
 
@@ -246,7 +268,7 @@ def _of(alias: str, results: set[str] | None, column: Any) -> bool:
     """True if a column is surely of the topic with this alias. `results`: the names of results, which conditions may
     mean, too: `SELECT a AS b … WHERE b = 1`. None: there are other tables, so only one with the alias is."""
     if len(column.parts) > 1:
-        return len(column.parts) == 2 and column.table == alias
+        return len(column.parts) == 2 and column.table.lower() == alias
     return results is not None and column.name.lower() not in results
 
 
@@ -421,6 +443,6 @@ def of_duckdb(text: str, error: Exception, *, lines_before: int = 0) -> InvalidA
 
 
 def _place(exp: Any, node: Any) -> int:
-    places = [one.meta["start"] for one in node.find_all(exp.Identifier) if "start" in one.meta]
-    own = node.meta.get("start")
-    return own if own is not None else min(places, default=0)
+    own = [one.meta["start"] for one in (node, node.this) if "start" in getattr(one, "meta", ())]
+    places = own[:1] or [one.meta["start"] for one in node.find_all(exp.Identifier) if "start" in one.meta]
+    return min(places, default=0)

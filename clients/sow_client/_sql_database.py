@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import weakref
@@ -16,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, compress, count
+from itertools import compress, count
+from time import sleep
 from types import NoneType
 from typing import Any, Final
 
@@ -27,11 +29,13 @@ from sow_client._payloads import PayloadForm
 from sow_client._records import NEVER_MICROS, invalid
 from sow_client._shapes import Shape
 from sow_client._sql import METADATA, Choice, Statement, of_duckdb
+from sow_client._statuses import closed
 
 BATCH_RECORDS: Final = 20_000
 _ROWS: Final = 10_000
 _FIELDS_MAX: Final = 100
 """The server leaves out fields for a reader of no more than these (rule Q6)."""
+_MOMENT_SECONDS: Final = 0.01
 _ANSWER: Final = '"sow answer"'
 
 
@@ -102,7 +106,9 @@ class Database:
                 try:
                     running.result()
                 except BaseException:
-                    self._connection.interrupt()
+                    while not running.done():  # one that has not begun yet is not interrupted
+                        self._connection.interrupt()
+                        sleep(_MOMENT_SECONDS)
                     raise
             return self._reader().schema
         except self._duckdb.Error as error:
@@ -115,17 +121,32 @@ class Database:
 
     def rows(self) -> Iterator[Any]:
         """The answer as batches of Arrow."""
+        if not self._remove.alive:
+            raise closed("result")
         return iter(self._reader())
 
     def _reader(self) -> Any:
         return self._connection.cursor().sql(f"SELECT * FROM {_ANSWER}").to_arrow_reader(_ROWS)
 
     def close(self) -> None:
-        """Ends what runs, and removes everything ([2])."""
-        with suppress(self._duckdb.Error):
-            self._connection.interrupt()
-        self._connection.close()
-        self._remove()
+        """Ends what runs, also in another thread, and removes everything ([2])."""
+        while self._remove.alive:
+            with suppress(self._duckdb.Error):
+                self._connection.interrupt()
+            try:
+                self._connection.close()
+            except self._duckdb.Error:  # the call of another thread has not ended yet
+                sleep(_MOMENT_SECONDS)
+            else:
+                self._remove()
+
+
+def tuples(batch: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a batch. Raises InvalidArgument for a time that Python has not."""
+    try:
+        return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (OverflowError, ValueError) as error:
+        raise invalid("sql", f"make a text of a time beyond the years 1 to 9999, with ::VARCHAR: {error}") from error
 
 
 class Table:
@@ -152,7 +173,9 @@ class Table:
         self._choice = choice
         self._filtered = filtered
         names = database.statement.columns
-        self._names = lower = None if names is None else {name.lower() for name in names}
+        lower = None if names is None else {name.lower() for name in names}
+        # The field of a column `a_1` may be `a` or `A`.
+        self._names = None if lower is None else lower | {re.sub(r"_\d+$", "", name) for name in lower}
         """The names that the text may mean, in lower case; None: any."""
         self._shapes: dict[str, Shape] = {}
         self._others: set[str] = set()
@@ -213,11 +236,13 @@ class Table:
             must and topics == (self.topic,) and name.lower() not in found for name, topics, must in statement.named
         ):
             self._shapes |= {name: Shape() for name in self._others}  # so that DuckDB's error names them
-        taken = {name.lower() for name in (*METADATA, *self._more)}
+        seen = {*METADATA, *self._more}
+        taken = seen | {name.lower() for name in self._shapes}
         names: dict[str, str] = {}
         for name in sorted(self._shapes, key=lambda one: (one != statement.spelled(one), one)):
-            spellings = chain([name], (f"{name}_{at}" for at in count(1)))
-            names[name] = next(one for one in spellings if one.lower() not in taken)
+            others = (other for at in count(1) if (other := f"{name}_{at}").lower() not in taken)
+            names[name] = next(others) if name.lower() in seen else name
+            seen.add(name.lower())
             taken.add(names[name].lower())
         self._columns = {names[name]: name for name in self._shapes}
         if not self._columns and not self._more:

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner, _NamedTextIOWrapper
 
 from sow_cli.command import sow
-from sow_client import AsyncClient, Client, InvalidArgument, NotFound, SowError
+from sow_client import AsyncClient, Cancelled, Client, InvalidArgument, NotFound, SowError
 from sow_client._sql_database import Database
 from tests.support.oracles.access import GUARDED, client_of, grant, identity, write_access
 from tests.support.servers.server import ROOT, ServerProcess
@@ -533,3 +533,56 @@ def test_a_hint_has_the_columns_that_records_have(client: Client) -> None:
     assert "sow" not in str(refused.value)
     with pytest.raises(InvalidArgument, match=r'"deskk" not found.*"desk"'):
         client.sql("SELECT id FROM orders WHERE deskk = 'fx'")
+
+
+def test_fields_that_differ_in_case_alone_have_their_values(client: Client) -> None:
+    """`SELECT a_1` had nulls, as no field has that name; a field `a_1` lost it to the second of `a` and `A`."""
+    client.sow_delete("mixed", filter="true")
+    client.publish("mixed", {"id": 1, "a": "small", "A": "big", "a_2": "own", "_key": "mine", "b": 1, "B": 2, "b_1": 3})
+    assert answer(client, "SELECT a_1, A FROM mixed") == [("small", "big")]
+    assert answer(client, "SELECT A_1, a FROM mixed WHERE a = 'small'") == [("big", "small")]
+    assert answer(client, "SELECT a_2, _key_1 FROM mixed WHERE _key_1 = 'mine'") == [("own", "mine")]
+    for what in ("b_1", "* EXCLUDE (a)"):
+        with client.sql(f"SELECT {what} FROM mixed") as result:
+            assert result.to_arrow().column("b_1").to_pylist() == [3]
+
+
+def test_all_columns_are_there_for_a_text_that_names_them_by_their_places(client: Client) -> None:
+    columns = {"id", "v", "site"}
+    assert columns <= {name for (name,) in answer(client, "SELECT column_name FROM (DESCRIBE devices)")}
+    assert answer(client, "SELECT d.p FROM devices AS d(p) ORDER BY 1 LIMIT 2") == [(0,), (1,)]
+    assert answer(client, "SELECT #1 FROM devices WHERE id = 3") == [(3,)]
+    assert answer(client, "WITH Sites AS (SELECT 5 AS n FROM devices LIMIT 1) SELECT n FROM sites") == [(5,)]
+
+
+def test_a_time_that_python_has_not_and_a_closed_result_are_told(client: Client) -> None:
+    with client.sql("SELECT 'infinity'::TIMESTAMP AS t FROM sites") as result:
+        with pytest.raises(InvalidArgument, match="make a text of a time beyond the years 1 to 9999"):
+            list(result.rows())
+    result.close()
+    with pytest.raises(Cancelled, match="the result is closed"):
+        list(result.rows())
+
+
+def test_a_text_that_is_no_unicode_or_too_deep_is_refused(client: Client) -> None:
+    with pytest.raises(InvalidArgument, match=r"text: .* has half a surrogate pair at character 9"):
+        client.sql("SELECT '\ud800' FROM sites")
+    with pytest.raises(InvalidArgument, match="nested too deeply"):
+        client.sql(f"SELECT {'(' * 400}1{')' * 400} FROM sites")
+
+
+def test_a_text_that_is_cancelled_ends_and_leaves_nothing(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timeout became an error of DuckDB, whose connection was busy, and the text ran on."""
+    endless = "WITH RECURSIVE w AS (SELECT 1 AS n UNION ALL SELECT n FROM w) SELECT count(*) FROM w, sites"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def asked() -> None:
+        async with AsyncClient(server.address) as client:
+            for seconds in (0.01, 0.2, 1):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.sql(endless), seconds)
+
+    asyncio.run(asyncio.wait_for(asked(), 60))
+    assert list(tmp_path.iterdir()) == []

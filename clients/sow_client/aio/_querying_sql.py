@@ -41,8 +41,10 @@ class AsyncSqlResult:
 
     async def rows(self) -> AsyncGenerator[tuple[Any, ...], None]:
         """The rows as tuples. A DECIMAL is a `Decimal`, a TIMESTAMP a `datetime`, a struct a `dict`."""
+        from sow_client import _sql_database
+
         async for batch in self.batches():
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            for row in _sql_database.tuples(batch):
                 yield row
 
     async def to_arrow(self) -> Any:
@@ -118,7 +120,7 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
                 schema = await asyncio.to_thread(database.run)
             return AsyncSqlResult(database, [table.told for table in tables], schema)
         except BaseException:
-            database.close()
+            await asyncio.to_thread(database.close)
             raise
 
     async def _tables(self, database: Database, *, push: bool, whole: bool) -> list[Table] | None:

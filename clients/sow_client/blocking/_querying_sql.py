@@ -38,8 +38,10 @@ class SqlResult:
 
     def rows(self) -> Generator[tuple[Any, ...], None, None]:
         """The rows as tuples. A DECIMAL is a `Decimal`, a TIMESTAMP a `datetime`, a struct a `dict`."""
+        from sow_client import _sql_database
+
         for batch in self.batches():
-            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            yield from _sql_database.tuples(batch)
 
     def to_arrow(self) -> Any:
         """The rows as a `pyarrow.Table`."""
