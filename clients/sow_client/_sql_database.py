@@ -62,6 +62,8 @@ class Database:
     def __init__(self, statement: Statement, memory: str) -> None:
         duckdb = library("duckdb", "sql")
         library("pyarrow", "sql")
+        if memory.lstrip().startswith("-"):  # DuckDB takes it for no bound
+            raise invalid("memory", f"{memory!r} is no size such as 500MB or 2GB")
         self._duckdb = duckdb
         self.statement = statement
         self._memory = memory

@@ -376,6 +376,7 @@ def test_too_little_memory_is_told_in_one_sentence(
         ("SELECT list(text) FROM big CROSS JOIN range(20)", "30MB", "30MB is too little for this text"),
         ("SELECT count(DISTINCT text) FROM big", "1kb", "1kb is too little for this text"),
         ("SELECT count(*) FROM big", "much", "'much' is no size such as 500MB or 2GB"),
+        ("SELECT count(*) FROM big", "-1", "'-1' is no size such as 500MB or 2GB"),
     ):
         with pytest.raises(InvalidArgument, match=f"^memory: {sentence}[^\\n]*$"):
             client.sql(text, memory=memory)
