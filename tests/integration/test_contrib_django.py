@@ -164,6 +164,22 @@ def test_a_pickle_of_somebody_else_is_never_loaded(cache: SowCache, client: Clie
     assert not (tmp_path / "harmed").exists()
 
 
+@pytest.mark.filterwarnings("ignore::django.core.cache.CacheKeyWarning")
+def test_a_key_that_holds_a_pickle_does_not_make_it_one_of_ours(
+    cache: SowCache, client: Client, tmp_path: Path
+) -> None:
+    """Key and pickle were signed with a zero byte between them. Whoever could choose a key, and write to the topic,
+    moved the end of the key into the value."""
+    harm = f"cpathlib\nPath.touch\n(cpathlib\nPath\n(S'{tmp_path / 'harmed'}'\ntRtR."
+    cache.set(f"user\0{harm}", 1)
+    (known,) = client.query("django")
+    signature, pickled = known.payload[:32], known.payload[32:]
+    for between in (b"", b"\0", b" "):
+        client.publish("django", signature + harm.encode() + between + pickled, key=":1:user")
+        assert cache.get("user", "absent") == "absent"
+    assert not (tmp_path / "harmed").exists()
+
+
 def test_a_new_secret_key_takes_the_values_of_the_one_before(cache: SowCache) -> None:
     cache.set("a", 1)
     with override_settings(SECRET_KEY="two"):
