@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -89,6 +90,23 @@ def test_the_key_of_a_document_is_the_one_of_its_address(server: ServerProcess, 
     other = http.put("/v1/topics/flights/records/LH%7C401", content=document, headers=JSON)
     assert (other.status_code, other.json()["field"]) == (400, "key")
     assert http.get("/v1/topics/flights/count").json() == {"count": 1}
+
+
+@pytest.mark.parametrize(
+    "key", ["abc\n", "a\nb", "\n", "\r\n", "a/b", "/", "100%", "%2F", "a?b#c", "\0", "€\u2028", " "]
+)
+def test_a_key_of_any_characters_is_that_of_its_address(server: ServerProcess, http: httpx.Client, key: str) -> None:
+    """A line break at the end of a key was left out: the record of another key was written, read and deleted."""
+    address = f"/v1/topics/odd-keys/records/{quote(key, safe='')}"
+    with server.client() as client:
+        client.publish("odd-keys", {"of": "another"}, key="abc")
+        assert http.put(address, content=b'{"of": "this"}', headers=JSON).json()["key"] == key
+        assert http.get(address).json() == {"of": "this"}
+        found = client.get("odd-keys", key)
+        assert found is not None
+        assert found.data == {"of": "this"}
+        assert http.delete(address).status_code == 204
+        assert [record.key for record in client.query("odd-keys")] == ["abc"]
 
 
 def test_bodies_that_are_wrong_are_refused_with_a_sentence(http: httpx.Client) -> None:
