@@ -90,6 +90,8 @@ def test_the_key_of_a_document_is_the_one_of_its_address(server: ServerProcess, 
     other = http.put("/v1/topics/flights/records/LH%7C401", content=document, headers=JSON)
     assert (other.status_code, other.json()["field"]) == (400, "key")
     assert http.get("/v1/topics/flights/count").json() == {"count": 1}
+    deep = http.put("/v1/topics/flights/records/LH", content=b'{"a":' * 3_000 + b"1" + b"}" * 3_000, headers=JSON)
+    assert (deep.status_code, deep.json()["reason"]) == (400, "PAYLOAD_MALFORMED")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +194,19 @@ def test_sources_of_grafana_get_arrays_of_objects(http: httpx.Client) -> None:
 
 def test_refused_lines_are_told_by_their_numbers_and_the_others_are_there(http: httpx.Client) -> None:
     http.put("/v1/topics/loads/records/0", content=b'{"id":0}', headers=JSON)
-    body = b'{"id":1}\n\n{"id":}\n{"id":2}'
+    body = b'{"id":1}\n\n{"id":}\n{"of":"nobody"}\n{"id":2}'
     answer = http.post("/v1/topics/loads/records?key=/id", content=body, headers=LINES).json()
-    assert (answer["status"], answer["lines"], answer["applied"], answer["reason"]) == (422, 3, 1, "PAYLOAD_MALFORMED")
+    assert (answer["status"], answer["lines"], answer["applied"], answer["refused"]) == (422, 5, 2, 2)
+    assert [(one["line"], one["reason"]) for one in answer["refusals"]] == [
+        (3, "PAYLOAD_MALFORMED"),
+        (4, "KEY_REQUIRED"),
+    ]
+    assert answer["refusals"][1]["message"] == "it has no /id that could be a key"
     answer = http.post("/v1/topics/loads/records", content=b'{"id":1}\n\n{"id":2}\n', headers=LINES).json()
     assert [one["line"] for one in answer["refusals"]] == [1, 3]
     assert {one["reason"] for one in answer["refusals"]} == {"KEY_REQUIRED"}
     assert http.post("/v1/topics/loads/records", content=b"id=1", headers={"Content-Type": "text/plain"}).is_error
-    assert http.get("/v1/topics/loads/count").json() == {"count": 2}
+    assert http.get("/v1/topics/loads/count").json() == {"count": 3}
 
 
 def test_a_body_that_is_cut_leaves_its_whole_lines(http: httpx.Client, door: RunningDoor) -> None:
