@@ -159,9 +159,22 @@ def test_a_pickle_of_somebody_else_is_never_loaded(cache: SowCache, client: Clie
         assert not cache.has_key("known")
         with pytest.raises(ValueError, match="not found"):
             cache.incr("known")
+        assert cache.add("known", 2, timeout=0), "it counts as absent"
+        assert cache.add("known", 2)
+        assert not cache.add("known", 3)
+        assert cache.get("known") == 2
     client.publish("django", known.payload, key=":1:other")
     assert cache.get("other") is None, "a value belongs to its key"
     assert not (tmp_path / "harmed").exists()
+
+
+def test_many_and_large_values_take_several_requests(cache: SowCache, client: Client) -> None:
+    large = {f"large-{number}": bytes(1_000_000) for number in range(20)}
+    cache.set_many(large)
+    assert cache.get_many(large) == large
+    client.publish_many("django", [b"{}"] * 10_001, keys=[f":1:{number}" for number in range(10_001)])
+    cache.delete_many([*large, *range(10_001)])
+    assert client.count("django") == 0
 
 
 @pytest.mark.filterwarnings("ignore::django.core.cache.CacheKeyWarning")
