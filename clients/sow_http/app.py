@@ -219,7 +219,10 @@ def app_of(events: Events, options: Options) -> ASGIApp:
             allow_origins=options.origins,
             allow_methods=["GET", "HEAD", "PUT", "PATCH", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "Last-Event-ID"],
-            expose_headers=["ETag", "X-Sow-Expire-Time", "X-Sow-Publish-Time", "X-Sow-Bookmark", "X-Sow-As-Of"],
+            expose_headers=[
+                *("ETag", "Retry-After"),
+                *("X-Sow-Expire-Time", "X-Sow-Publish-Time", "X-Sow-Bookmark", "X-Sow-As-Of"),
+            ],
         )
     local = is_local(f"[{options.host}]:1" if ":" in options.host else f"{options.host}:1")
     hosts = frozenset({"localhost", "127.0.0.1", "[::1]", options.host.lower()}) if local else frozenset()

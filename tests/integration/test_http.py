@@ -265,6 +265,7 @@ def test_other_names_and_other_sites_are_refused(server: ServerProcess, http: ht
         assert allowed.options("/v1/topics/x/records/1", headers=page).headers["access-control-allow-origin"]
         answer = allowed.get("/v1/topics", headers={"Origin": "https://app.example"})
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert "Retry-After" in answer.headers["access-control-expose-headers"], "a page reads when to try again"
         assert allowed.get("/v1/topics", headers={"Origin": "https://evil.example"}).status_code == 403
 
 
