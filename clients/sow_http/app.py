@@ -208,7 +208,7 @@ def app_of(events: Events, options: Options) -> ASGIApp:
         return HTMLResponse(page())
 
     paths = {call.path: [one for one in CALLS if one.path == call.path] for call in CALLS}
-    routes = [Route(path.replace("{key}", "{key:path}"), _Endpoint(events, calls)) for path, calls in paths.items()]
+    routes = [_route(path, _Endpoint(events, calls)) for path, calls in paths.items()]
     routes += [Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed}, lifespan=life)
     app.router.redirect_slashes = False
@@ -219,11 +219,21 @@ def app_of(events: Events, options: Options) -> ASGIApp:
             allow_origins=options.origins,
             allow_methods=["GET", "HEAD", "PUT", "PATCH", "POST", "DELETE"],
             allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "Last-Event-ID"],
-            expose_headers=["ETag", "X-Sow-Expire-Time", "X-Sow-Publish-Time", "X-Sow-Bookmark", "X-Sow-As-Of"],
+            expose_headers=[
+                *("ETag", "Retry-After"),
+                *("X-Sow-Expire-Time", "X-Sow-Publish-Time", "X-Sow-Bookmark", "X-Sow-As-Of"),
+            ],
         )
     local = is_local(f"[{options.host}]:1" if ":" in options.host else f"{options.host}:1")
     hosts = frozenset({"localhost", "127.0.0.1", "[::1]", options.host.lower()}) if local else frozenset()
     return _Guard(inner, hosts, frozenset(origin.lower() for origin in options.origins))
+
+
+def _route(path: str, endpoint: _Endpoint) -> Route:
+    """The route of a path. A key may hold slashes, and line breaks, of which `$` would leave out the last ([3])."""
+    route = Route(path.replace("{key}", "{key:path}"), endpoint)
+    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z", re.DOTALL)
+    return route
 
 
 def run(options: Options, ready: Callable[[str], None]) -> None:

@@ -38,10 +38,12 @@ class Callers:
     @asynccontextmanager
     async def client(self, token: str | None) -> AsyncIterator[AsyncClient]:
         """The client that shows this token ([1])."""
-        caller = self._callers.get(token)
-        if caller is None:
+        # Others may take the room while it is made.
+        while token not in self._callers and len(self._callers) >= CALLERS_MAX:
             await self._make_room()
-            caller = self._callers.setdefault(token, _Caller(self._connect(token)))
+        if token not in self._callers:
+            self._callers[token] = _Caller(self._connect(token))
+        caller = self._callers[token]
         self._callers.move_to_end(token)
         caller.uses += 1
         try:
@@ -50,11 +52,10 @@ class Callers:
             caller.uses -= 1
 
     async def _make_room(self) -> None:
-        if len(self._callers) >= CALLERS_MAX:
-            idle = [token for token, caller in self._callers.items() if not caller.uses]
-            if not idle:
-                raise Refused(503, f"{CALLERS_MAX} callers are at work; try again in a while", reason="OVERLOADED")
-            await self._callers.pop(idle[0]).client.close()
+        idle = [token for token, caller in self._callers.items() if not caller.uses]
+        if not idle:
+            raise Refused(503, f"{CALLERS_MAX} callers are at work; try again in a while", reason="OVERLOADED")
+        await self._callers.pop(idle[0]).client.close()
 
     async def close(self) -> None:
         """Closes all clients."""

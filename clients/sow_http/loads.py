@@ -38,7 +38,8 @@ _LOG: Final = logging.getLogger("sow_http")
 class Lines:
     """Counts lines, and remembers the refused ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_path: str | None = None) -> None:
+        self._key_path = key_path
         self.lines = 0
         self.refused = 0
         self.refusals: list[dict[str, object]] = []
@@ -82,7 +83,10 @@ class Lines:
         self.refused += 1
         if len(self.refusals) < REFUSALS_MAX:
             line = refusal.index + 1 + bisect(self._empty, refusal.index)
-            self.refusals.append({"line": line, "reason": refusal.reason, "message": refusal.message})
+            message = refusal.message
+            if refusal.reason == "KEY_REQUIRED" and self._key_path is not None:
+                message = f"it has no {self._key_path} that could be a key"
+            self.refusals.append({"line": line, "reason": refusal.reason, "message": message})
 
 
 async def load(request: Request, client: AsyncClient) -> Response:
@@ -92,12 +96,12 @@ async def load(request: Request, client: AsyncClient) -> Response:
         given = media_type(request) or "none"
         raise Refused(415, f"Content-Type: {given} is none of {', '.join(TYPES)}", field="Content-Type")
     topic, key_path = request.path_params["topic"], arguments.text("key")
-    lines = Lines()
+    lines = Lines(key_path)
     ended: SowError | None = None
     publisher = client.publisher(topic, ttl=arguments.text("ttl"), on_refusal=lines.refuse)
     try:
         async for line in lines.take(request):
-            await publisher.publish(line, key=None if key_path is None else _key(line, key_path, lines.lines))
+            await publisher.publish(line, key=None if key_path is None else _key(line, key_path))
     except ClientDisconnect:
         ended = Refused(400, "body: it was cut", reason="BODY_CUT", field="body")
     except SowError as error:
@@ -126,12 +130,11 @@ async def load(request: Request, client: AsyncClient) -> Response:
     return problems.response(ended, told)
 
 
-def _key(line: bytes, path: str, number: int) -> KeyField:
+def _key(line: bytes, path: str) -> KeyField:
+    """The key of a line. A line without one gets an empty key: the server refuses it by its number, as it does others,
+    and lines after it are published."""
     try:
         value = key_field(decode(line), path)
-    except ValueError as error:
-        raise Refused(422, f"line {number}: {error}", reason="PAYLOAD_MALFORMED", field="body") from None
-    if value is None:
-        text = f"line {number}: it has no {path} that could be a key; lines before it are published"
-        raise Refused(422, text, reason="KEY_FIELD_MISSING", field="key")
-    return value
+    except (ValueError, RecursionError):
+        value = None
+    return "" if value is None else value

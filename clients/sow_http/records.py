@@ -118,7 +118,10 @@ async def write(request: Request, client: AsyncClient, *, merges: bool) -> Respo
 def _agrees(fields: Sequence[str], form: PayloadForm, payload: bytes, key: str) -> None:
     """Raises Refused where the document has another key than the address. A field that is missing is left to the
     server, which says so."""
-    document = form.document(payload)
+    try:
+        document = form.document(payload)
+    except RecursionError:
+        raise Refused(400, "payload: is nested too deep", reason="PAYLOAD_MALFORMED", field="payload") from None
     values = [value for field in fields if (value := key_field(document, field)) is not None]
     if len(values) == len(fields) and (found := key_text(tuple(values) if len(values) > 1 else values[0])) != key:
         raise Refused(400, f"key: the document has the key {found!r}, and the address {key!r}", field="key")

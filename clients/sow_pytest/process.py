@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -36,6 +37,8 @@ class ServerOfSession:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=folder,
+                env={name: value for name, value in os.environ.items() if not name.startswith("SOW_")},
+                start_new_session=True,  # Ctrl-C is for pytest, whose fixtures still need the server
                 text=True,
             )
         self._moving = threading.Lock()

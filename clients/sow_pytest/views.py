@@ -30,6 +30,7 @@ class ServerOfTest:
         self.client: Final = self.connect()
         """A client of the test's own."""
         self._topics_before = {topic.name for topic in self.client.topics()}
+        self._durables_before = {(durable.topic, durable.name) for durable in self.client.durables()}
         self._policies_before = {(policy.name, policy.operator) for policy in self.client.policies()}
 
     @property
@@ -44,12 +45,12 @@ class ServerOfTest:
 
     def connect(self) -> Client:
         """Another client. It is closed at the end of the test."""
-        self._clients.append(Client(self.address))
+        self._clients.append(Client(self.address, environment={}))
         return self._clients[-1]
 
     def async_client(self) -> AsyncClient:
         """A client for asyncio, to be closed by the test: `async with sow_server.async_client() as client`."""
-        return AsyncClient(self.address)
+        return AsyncClient(self.address, environment={})
 
     def topic(self, name: str, **settings: Unpack[TopicSettingsArguments]) -> str:
         """Creates a topic for this test, with the settings of `Client.create_topic`, and returns its whole name, which
@@ -59,11 +60,12 @@ class ServerOfTest:
     def close(self) -> None:
         """Deletes what the test has made, and closes its clients."""
         try:
-            with Client(self.address) as client:  # the test may have closed its own
+            with Client(self.address, environment={}) as client:  # the test may have closed its own
+                for durable in client.durables():
+                    if (durable.topic, durable.name) not in self._durables_before:
+                        client.delete_durable(durable.topic, durable.name, force=True)
                 made = [topic for topic in client.topics() if topic.name not in self._topics_before]
                 for topic in sorted(made, key=lambda topic: not topic.is_view):  # a view goes before its source
-                    for durable in client.durables(topic.name):
-                        client.delete_durable(topic.name, durable.name, force=True)
                     client.delete_topic(topic.name, force=True)
                 for policy in client.policies():
                     if (policy.name, policy.operator) not in self._policies_before:
@@ -85,11 +87,15 @@ class Clock:
         for a negative duration, as the time of a server never goes back."""
         self._server.process.move(ttl_micros(by, "by"))
         client, give_up = self._server.client, time.monotonic() + SWEEP_SECONDS
-        while True:
-            # A write wakes the writer, which would otherwise look at the clock once a second.
-            client.publish(NUDGE_TOPIC, b"{}", key="now", durability="buffered")
-            if not any(topic.overdue for topic in client.expiry_horizon(spans=[]).topics):
-                return
-            if time.monotonic() > give_up:
-                raise TimeoutError(f"the server has not removed all overdue records within {SWEEP_SECONDS:g} s")
-            time.sleep(LOOK_SECONDS)
+        client.create_topic(NUDGE_TOPIC, exist_ok=True)
+        try:
+            while True:
+                # A write wakes the writer, which would otherwise look at the clock once a second.
+                client.publish(NUDGE_TOPIC, b"{}", key="now", durability="buffered")
+                if not any(topic.overdue for topic in client.expiry_horizon(spans=[]).topics):
+                    return
+                if time.monotonic() > give_up:
+                    raise TimeoutError(f"the server has not removed all overdue records within {SWEEP_SECONDS:g} s")
+                time.sleep(LOOK_SECONDS)
+        finally:
+            client.delete_topic(NUDGE_TOPIC, force=True)

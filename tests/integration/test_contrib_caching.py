@@ -17,6 +17,7 @@ from typing import Any, Final
 import pytest
 
 from sow_client import AsyncClient, Client, InvalidArgument, ResourceExhausted, Unavailable
+from sow_client.contrib import _clients
 from sow_client.contrib.caching import cached
 from tests.support.servers.clocked_server import STORE_FILE
 from tests.support.servers.forked_commands import PATHS
@@ -28,6 +29,7 @@ CALLERS: Final = 50
 PROGRAM: Final = """
 import sys, threading, time
 from pathlib import Path
+from sow_client.contrib import _clients
 from sow_client.contrib.caching import cached
 
 @cached("5m", server=sys.argv[1], key=lambda number: f"answer {number}")
@@ -294,6 +296,15 @@ def test_the_topic_is_created_at_the_first_call(client: Client) -> None:
     assert client.count("cache") == 1
 
 
+def test_event_loops_that_have_ended_hold_no_connection(server: ServerProcess, client: Client) -> None:
+    @cached("5m", server=server.address)
+    async def answer(value: int) -> int:
+        return value
+
+    assert [asyncio.run(answer(value)) for value in range(5)] == list(range(5))
+    assert len(_clients._of_loop) <= 1, "that of the last run, until the next one"
+
+
 def test_methods_and_several_kinds_of_arguments(client: Client) -> None:
     class Shop:
         @cached("5m", server=client, key=lambda self, product: f"price:{product}")
@@ -327,9 +338,20 @@ def test_methods_and_several_kinds_of_arguments(client: Client) -> None:
     assert client.count("cache", "@key CONTAINS 'kind_of'") == len(values)
     assert [kind_of(value=value, also=None) for value in values] == [repr(value) for value in values]
     assert client.count("cache", "@key CONTAINS 'kind_of'") == len(values), "they are the same calls"
-    for odd in (datetime.date(2026, 1, 1), object(), [object()], float("nan")):
+    for odd in (datetime.date(2026, 1, 1), object(), [object()], float("nan"), {"a", "b"}, [set()], {"a": {1}}):
         with pytest.raises(TypeError, match=r"@cached: value of .*kind_of is no literal; make a key of it"):
             kind_of(odd)
+
+    @cached("5m", server=client)
+    def size_of(**named: object) -> int:
+        """Members in another order were another call, so its answer stayed where the other was taken back."""
+        return len(named)
+
+    assert size_of(a=1, b={"c": 1, "d": 2}) == 2
+    assert size_of(b={"d": 2, "c": 1}, a=1) == 2
+    assert client.count("cache", "@key CONTAINS 'size_of'") == 1
+    size_of.invalidate(b={"d": 2, "c": 1}, a=1)
+    assert client.count("cache", "@key CONTAINS 'size_of'") == 0
     with pytest.raises(TypeError, match="missing a required argument"):
         kind_of()  # type: ignore[call-arg]  # that is the test
 

@@ -159,8 +159,37 @@ def test_a_pickle_of_somebody_else_is_never_loaded(cache: SowCache, client: Clie
         assert not cache.has_key("known")
         with pytest.raises(ValueError, match="not found"):
             cache.incr("known")
+        assert cache.add("known", 2, timeout=0), "it counts as absent"
+        assert cache.add("known", 2)
+        assert not cache.add("known", 3)
+        assert cache.get("known") == 2
     client.publish("django", known.payload, key=":1:other")
     assert cache.get("other") is None, "a value belongs to its key"
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_many_and_large_values_take_several_requests(cache: SowCache, client: Client) -> None:
+    large = {f"large-{number}": bytes(1_000_000) for number in range(20)}
+    cache.set_many(large)
+    assert cache.get_many(large) == large
+    client.publish_many("django", [b"{}"] * 10_001, keys=[f":1:{number}" for number in range(10_001)])
+    cache.delete_many([*large, *range(10_001)])
+    assert client.count("django") == 0
+
+
+@pytest.mark.filterwarnings("ignore::django.core.cache.CacheKeyWarning")
+def test_a_key_that_holds_a_pickle_does_not_make_it_one_of_ours(
+    cache: SowCache, client: Client, tmp_path: Path
+) -> None:
+    """Key and pickle were signed with a zero byte between them. Whoever could choose a key, and write to the topic,
+    moved the end of the key into the value."""
+    harm = f"cpathlib\nPath.touch\n(cpathlib\nPath\n(S'{tmp_path / 'harmed'}'\ntRtR."
+    cache.set(f"user\0{harm}", 1)
+    (known,) = client.query("django")
+    signature, pickled = known.payload[:32], known.payload[32:]
+    for between in (b"", b"\0", b" "):
+        client.publish("django", signature + harm.encode() + between + pickled, key=":1:user")
+        assert cache.get("user", "absent") == "absent"
     assert not (tmp_path / "harmed").exists()
 
 

@@ -88,6 +88,16 @@ def test_an_id_that_nobody_has_given_is_never_taken_over(browser: TestClient, st
     assert [record.key for record in store.query("sessions")] != [shown]
 
 
+@pytest.mark.parametrize("other", ['prefs={"a": 1}', "no name", "=", 'quoted="a', "x[]=1", "session=", "session=short"])
+def test_a_cookie_of_another_program_keeps_no_session_away(browser: TestClient, other: str) -> None:
+    """`SimpleCookie` reads none of the cookies if one of them is unusual, so each request began a new session."""
+    browser.get("/in?user=alice")
+    own = f"session={browser.cookies['session']}"
+    browser.cookies.clear()
+    for shown in (f"{other}; {own}", f"{own}; {other}"):
+        assert browser.get("/show", headers={"Cookie": shown}).json()["user"] == "alice"
+
+
 def test_a_session_that_is_cleared_is_deleted_with_its_cookie(browser: TestClient, store: Client) -> None:
     browser.get("/in?user=alice")
     assert "Max-Age=0" in browser.get("/out").headers["set-cookie"]

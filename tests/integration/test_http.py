@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -89,6 +90,25 @@ def test_the_key_of_a_document_is_the_one_of_its_address(server: ServerProcess, 
     other = http.put("/v1/topics/flights/records/LH%7C401", content=document, headers=JSON)
     assert (other.status_code, other.json()["field"]) == (400, "key")
     assert http.get("/v1/topics/flights/count").json() == {"count": 1}
+    deep = http.put("/v1/topics/flights/records/LH", content=b'{"a":' * 3_000 + b"1" + b"}" * 3_000, headers=JSON)
+    assert (deep.status_code, deep.json()["reason"]) == (400, "PAYLOAD_MALFORMED")
+
+
+@pytest.mark.parametrize(
+    "key", ["abc\n", "a\nb", "\n", "\r\n", "a/b", "/", "100%", "%2F", "a?b#c", "\0", "€\u2028", " "]
+)
+def test_a_key_of_any_characters_is_that_of_its_address(server: ServerProcess, http: httpx.Client, key: str) -> None:
+    """A line break at the end of a key was left out: the record of another key was written, read and deleted."""
+    address = f"/v1/topics/odd-keys/records/{quote(key, safe='')}"
+    with server.client() as client:
+        client.publish("odd-keys", {"of": "another"}, key="abc")
+        assert http.put(address, content=b'{"of": "this"}', headers=JSON).json()["key"] == key
+        assert http.get(address).json() == {"of": "this"}
+        found = client.get("odd-keys", key)
+        assert found is not None
+        assert found.data == {"of": "this"}
+        assert http.delete(address).status_code == 204
+        assert [record.key for record in client.query("odd-keys")] == ["abc"]
 
 
 def test_bodies_that_are_wrong_are_refused_with_a_sentence(http: httpx.Client) -> None:
@@ -174,14 +194,19 @@ def test_sources_of_grafana_get_arrays_of_objects(http: httpx.Client) -> None:
 
 def test_refused_lines_are_told_by_their_numbers_and_the_others_are_there(http: httpx.Client) -> None:
     http.put("/v1/topics/loads/records/0", content=b'{"id":0}', headers=JSON)
-    body = b'{"id":1}\n\n{"id":}\n{"id":2}'
+    body = b'{"id":1}\n\n{"id":}\n{"of":"nobody"}\n{"id":2}'
     answer = http.post("/v1/topics/loads/records?key=/id", content=body, headers=LINES).json()
-    assert (answer["status"], answer["lines"], answer["applied"], answer["reason"]) == (422, 3, 1, "PAYLOAD_MALFORMED")
+    assert (answer["status"], answer["lines"], answer["applied"], answer["refused"]) == (422, 5, 2, 2)
+    assert [(one["line"], one["reason"]) for one in answer["refusals"]] == [
+        (3, "PAYLOAD_MALFORMED"),
+        (4, "KEY_REQUIRED"),
+    ]
+    assert answer["refusals"][1]["message"] == "it has no /id that could be a key"
     answer = http.post("/v1/topics/loads/records", content=b'{"id":1}\n\n{"id":2}\n', headers=LINES).json()
     assert [one["line"] for one in answer["refusals"]] == [1, 3]
     assert {one["reason"] for one in answer["refusals"]} == {"KEY_REQUIRED"}
     assert http.post("/v1/topics/loads/records", content=b"id=1", headers={"Content-Type": "text/plain"}).is_error
-    assert http.get("/v1/topics/loads/count").json() == {"count": 2}
+    assert http.get("/v1/topics/loads/count").json() == {"count": 3}
 
 
 def test_a_body_that_is_cut_leaves_its_whole_lines(http: httpx.Client, door: RunningDoor) -> None:
@@ -240,6 +265,7 @@ def test_other_names_and_other_sites_are_refused(server: ServerProcess, http: ht
         assert allowed.options("/v1/topics/x/records/1", headers=page).headers["access-control-allow-origin"]
         answer = allowed.get("/v1/topics", headers={"Origin": "https://app.example"})
         assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert "Retry-After" in answer.headers["access-control-expose-headers"], "a page reads when to try again"
         assert allowed.get("/v1/topics", headers={"Origin": "https://evil.example"}).status_code == 403
 
 

@@ -84,7 +84,7 @@ def run_pytest(tmp_path: Path) -> Pytest:
     """Runs pytest in an empty folder with one file of tests."""
 
     def run(
-        text: str, *arguments: str, folder: Path = tmp_path, **environment: str
+        text: str, *arguments: str, folder: Path = tmp_path, apart: bool = False, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         if text:
             (folder / "test_it.py").write_text(text, encoding="utf-8")
@@ -97,6 +97,7 @@ def run_pytest(tmp_path: Path) -> Pytest:
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,
+            start_new_session=apart,
             check=False,
         )
 
@@ -151,6 +152,40 @@ def test_a_configuration_that_is_refused_is_an_error_with_its_line(run_pytest: P
     done = run_pytest("def test_it(sow_client): pass", "-q")
     assert "1 error" in done.stdout
     assert "portt" in done.stdout
+
+
+OTHER_CONFIGURATION: Final = """
+import os, signal
+import pytest
+
+@pytest.fixture(scope="session")
+def sow_server_config():
+    return '[server]\\nreader_processes = 0\\n[topics.prices]\\nkey = ["/symbol"]\\nexpiration = "1m"\\n'
+
+def test_1_leaves_a_durable_on_a_topic_of_the_configuration(sow_server, sow_clock):
+    sow_server.client.publish("prices", {"symbol": "A"})
+    with sow_server.client.durable("prices", "worker"):
+        pass
+    sow_clock.advance("1m")
+    assert sow_server.client.count("prices") == 0
+    assert [topic.name for topic in sow_server.client.topics()] == ["prices"]
+
+def test_2_meets_no_durable(sow_client):
+    assert sow_client.durables() == []
+
+def test_3_is_interrupted(sow_client):
+    os.killpg(0, signal.SIGINT)
+"""
+
+
+def test_another_configuration_has_the_same_promises(run_pytest: Pytest) -> None:
+    """Without dynamic topics the clock did not move, and durables of topics that stay were left to the next test.
+    Variables for other servers kept the fixtures from theirs, and Ctrl-C ended the server before them."""
+    others = {"SOW_TLS_CA": "/nowhere/ca.pem", "SOW_SERVER_PORTT": "1"}
+    done = run_pytest(OTHER_CONFIGURATION, "-q", "-p", "no:cacheprovider", apart=True, **others)
+    assert "2 passed in" in done.stdout, done.stdout + done.stderr
+    assert "KeyboardInterrupt" in done.stdout
+    assert "error" not in done.stdout
 
 
 def test_the_server_ends_with_a_pytest_that_is_killed(run_pytest: Pytest, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 from sow_client import AsyncClient, Client
 
@@ -14,7 +13,7 @@ T = TypeVar("T")
 
 _lock: Final = threading.Lock()
 _blocking: Final[dict[str | None, Client]] = {}
-_of_loop: Final = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str | None, AsyncClient]]()
+_of_loop: Final[dict[asyncio.AbstractEventLoop, dict[str | None, AsyncClient]]] = {}
 
 
 def blocking_client(server: str | None) -> Client:
@@ -33,10 +32,13 @@ def client_of(server: str | Client | AsyncClient | None, *, for_asyncio: bool) -
         return server
     if not for_asyncio:
         return blocking_client(server)
-    clients = _of_loop.setdefault(asyncio.get_running_loop(), {})
-    if server not in clients:
-        clients[server] = AsyncClient(server)
-    return clients[server]
+    with _lock:  # loops of other threads
+        for loop in [loop for loop in _of_loop if loop.is_closed()]:
+            del _of_loop[loop]  # its clients can be used no more, and hold it
+        clients = _of_loop.setdefault(asyncio.get_running_loop(), {})
+        if server not in clients:
+            clients[server] = AsyncClient(server)
+        return clients[server]
 
 
 async def settled(value: T | Awaitable[T]) -> T:

@@ -90,12 +90,12 @@ class cached:  # noqa: N801 - it is used as a decorator
         given = inspect.signature(function).bind(*args, **named)
         given.apply_defaults()
         called = f"{function.__module__}.{function.__qualname__}"
+        written = []
         for name, value in given.arguments.items():
-            with suppress(ValueError, SyntaxError):
-                if ast.literal_eval(repr(value)) == value:
-                    continue
-            raise TypeError(f"@cached: {name} of {called} is no literal; make a key of it: @cached(…, key=…)")
-        text = f"{called}({', '.join(f'{name}={value!r}' for name, value in given.arguments.items())})"
+            if (literal := _literal(value)) is None:
+                raise TypeError(f"@cached: {name} of {called} is no literal; make a key of it: @cached(…, key=…)")
+            written.append(f"{name}={literal}")
+        text = f"{called}({', '.join(written)})"
         return text if len(text) <= KEY_CHARACTERS_MAX else f"{text[:150]}…{hashlib.sha256(text.encode()).hexdigest()}"
 
     async def _answer(self, function: Callable[..., Any], args: tuple[object, ...], named: dict[str, object]) -> Any:
@@ -147,3 +147,21 @@ class cached:  # noqa: N801 - it is used as a decorator
             if self.when_away == "raise":
                 raise
             self._away_until = time.monotonic() + AWAY_SECONDS
+
+
+def _literal(value: object) -> str | None:
+    """A literal as every process writes it, with the members of a dict in one order; None: the value is none. A set has
+    another order in each process."""
+    if isinstance(value, dict | list | tuple) and type(value) in (dict, list, tuple):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        inside = [(_literal(name), _literal(one)) for name, one in pairs]
+        if any(None in pair for pair in inside):
+            return None
+        if isinstance(value, dict):
+            return f"{{{', '.join(sorted(f'{name}: {one}' for name, one in inside))}}}"
+        joined = ", ".join(str(one) for _, one in inside)
+        return f"[{joined}]" if isinstance(value, list) else f"({joined},)"
+    with suppress(ValueError, SyntaxError):
+        if not isinstance(value, set) and ast.literal_eval(repr(value)) == value:
+            return repr(value)
+    return None

@@ -21,7 +21,8 @@ from django.conf import settings
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from sow_client import NEVER, Client, ConditionFailed, NotFound, PermissionDenied
+from sow_client import NEVER, Client, ConditionFailed, InvalidArgument, NotFound, PermissionDenied, Record
+from sow_client._reads import RECORDS_PER_REQUEST_MAX, chunks
 from sow_client._records import Ttl
 from sow_client.contrib._clients import blocking_client
 
@@ -47,12 +48,21 @@ class SowCache(BaseCache):  # type: ignore[misc]  # Django has no annotations
 
     def add(self, key: Any, value: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> bool:
         key, ttl = self.make_and_validate_key(key, version), self._ttl(timeout)
-        if ttl is None:
-            return not self._client.get_many(self._topic, [key], select=[])
-        with suppress(ConditionFailed):
-            self._client.publish(self._topic, self._packed(key, value), key=key, ttl=ttl, only_if_absent=True)
-            return True
-        return False
+        other = None  # the version of a value that another has made, which counts as absent ([1])
+        while True:
+            with suppress(ConditionFailed):
+                if ttl is not None:
+                    packed, absent = self._packed(key, value), other is None
+                    self._client.publish(
+                        self._topic, packed, key=key, ttl=ttl, only_if_absent=absent, only_if_version=other
+                    )
+                    return True
+            record = self._client.get(self._topic, key)
+            if record is not None and self._unpacked(key, record.payload) is not _ABSENT:
+                return False
+            if ttl is None:
+                return True
+            other = None if record is None else record.version
 
     def get(self, key: Any, default: Any = None, version: int | None = None) -> Any:
         return self.get_many([key], version).get(key, default)
@@ -73,8 +83,7 @@ class SowCache(BaseCache):  # type: ignore[misc]  # Django has no annotations
 
     def get_many(self, keys: Iterable[Any], version: int | None = None) -> dict[Any, Any]:
         named = {self.make_and_validate_key(key, version): key for key in keys}
-        records = self._client.get_many(self._topic, list(named))
-        found = {named[record.key]: self._unpacked(record.key, record.payload) for record in records}
+        found = {named[record.key]: self._unpacked(record.key, record.payload) for record in self._records(list(named))}
         return {key: value for key, value in found.items() if value is not _ABSENT}
 
     def set_many(self, data: Any, timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> list[Any]:
@@ -88,8 +97,9 @@ class SowCache(BaseCache):  # type: ignore[misc]  # Django has no annotations
         return []  # a key that fails raises
 
     def delete_many(self, keys: Iterable[Any], version: int | None = None) -> None:
-        if named := [self.make_and_validate_key(key, version) for key in keys]:
-            self._client.sow_delete(self._topic, keys=named)
+        named = [self.make_and_validate_key(key, version) for key in keys]
+        for chunk in chunks(named, RECORDS_PER_REQUEST_MAX):
+            self._client.sow_delete(self._topic, keys=chunk)
 
     def has_key(self, key: Any, version: int | None = None) -> bool:
         return self.get(key, _ABSENT, version) is not _ABSENT
@@ -109,6 +119,15 @@ class SowCache(BaseCache):  # type: ignore[misc]  # Django has no annotations
     def clear(self) -> None:
         """Empties the topic."""
         self._client.sow_delete(self._topic, all=True)
+
+    def _records(self, keys: list[str]) -> list[Record]:
+        try:
+            return self._client.get_many(self._topic, keys)
+        except InvalidArgument as error:
+            if error.reason != "REQUEST_TOO_LARGE" or len(keys) < 2:
+                raise
+        middle = len(keys) // 2  # one answer has a limit
+        return self._records(keys[:middle]) + self._records(keys[middle:])
 
     @property
     def _client(self) -> Client:
@@ -144,4 +163,7 @@ class SowCache(BaseCache):  # type: ignore[misc]  # Django has no annotations
 
 
 def _signature(key: str, pickled: bytes, secret: str | bytes) -> bytes:
-    return bytes(salted_hmac(_SALT, key.encode() + b"\0" + pickled, secret, algorithm="sha256").digest())
+    # The length divides them: a key that somebody chose could end like the begin of a pickle.
+    name = key.encode()
+    signed = b"%d %b%b" % (len(name), name, pickled)
+    return bytes(salted_hmac(_SALT, signed, secret, algorithm="sha256").digest())

@@ -20,7 +20,6 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final, Literal
 
 import msgspec
@@ -113,12 +112,11 @@ class SessionMiddleware:
         """The id that the request shows."""
         for name, value in scope["headers"]:
             if name == b"cookie":
-                try:
-                    found = SimpleCookie(value.decode("latin-1")).get(self._cookie)
-                except CookieError:
-                    continue
-                if found is not None and _ID.fullmatch(found.value):
-                    return found.value
+                # Not by SimpleCookie, which takes none at all where one of another program is unusual, such as JSON.
+                for one in value.decode("latin-1").split(";"):
+                    cookie, _, found = one.strip().partition("=")
+                    if cookie == self._cookie and _ID.fullmatch(found):
+                        return str(found)
         return None
 
     async def _prepare(self) -> None:
