@@ -153,6 +153,19 @@ def test_a_configuration_that_is_refused_is_an_error_with_its_line(run_pytest: P
     assert "portt" in done.stdout
 
 
+def test_the_time_moves_with_a_configuration_that_has_no_dynamic_topics(run_pytest: Pytest, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import pytest\n@pytest.fixture(scope='session')\ndef sow_server_config():\n"
+        '    return \'[topics.prices]\\nkey = ["/symbol"]\\nexpiration = "1m"\'\n'
+    )
+    done = run_pytest(
+        "def test_it(sow_client, sow_clock):\n    sow_client.publish('prices', {'symbol': 'ACME'})\n"
+        "    sow_clock.advance('1m')\n    assert sow_client.count('prices') == 0\n",
+        *("-q", "-p", "no:cacheprovider"),
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_the_server_ends_with_a_pytest_that_is_killed(run_pytest: Pytest, tmp_path: Path) -> None:
     done = run_pytest(
         "import os, signal\nfrom pathlib import Path\ndef test_it(sow_server):\n"
