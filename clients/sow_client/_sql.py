@@ -35,6 +35,13 @@ _DIGITS_MAX: Final = 15
 _ALLOWED_FUNCTIONS: Final = ("GenerateSeries", "Unnest", "Explode")
 _OPERATORS: Final = {"EQ": "=", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
 _TURNED: Final = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_SHOWN_MAX: Final = 60
+"""Characters of a line that an error shows on either side of its place."""
+_INSTEAD: Final = {
+    "SHOW": ": `sow topics` or `client.topics()` lists them",
+    "DESCRIBE": ": `SELECT * FROM orders LIMIT 1` shows the columns",
+}
+"""The answer to a statement that DuckDB has beside SELECT."""
 _REMARKS: Final = re.compile(r"^(?:\w+ )*Error: ")
 _PLACE: Final = re.compile(r"\n\n+LINE (\d+): (.*)\n( *)\^[\s\S]*")
 
@@ -103,7 +110,8 @@ def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
         raise invalid("sql", f"give one SELECT: this text has {len(found) or 'no'} statements")
     root = found[0]
     if not isinstance(root, exp.Query):
-        raise refused(text, _start(text), f"only SELECT reads topics, and this is {_called(root)}")
+        called = _called(root)
+        raise refused(text, _start(text), f"only SELECT reads topics, and this is {called}{_INSTEAD.get(called, '')}")
     writes = (exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)
     for node in root.find_all(*writes):
         if not isinstance(node, exp.Query):
@@ -374,12 +382,10 @@ def refused(text: str, place: int, sentence: str) -> InvalidArgument:
     line = text.count("\n", 0, place) + 1
     column = place - (text.rfind("\n", 0, place) + 1)
     shown = text.split("\n")[line - 1]
-    first = max(0, column - 60)
-    return invalid(
-        "sql",
-        f"{sentence} (line {line}, column {column + 1})\n"
-        f"  {shown[first : column + 60].replace(chr(9), ' ')}\n  {' ' * (column - first)}^",
-    )
+    first, end = max(0, column - _SHOWN_MAX), column + _SHOWN_MAX
+    before = "…" * (first > 0) + shown[first:column].replace("\t", " ")
+    behind = shown[column:end].replace("\t", " ") + "…" * (end < len(shown))
+    return invalid("sql", f"{sentence} (line {line}, column {column + 1})\n  {before}{behind}\n  {' ' * len(before)}^")
 
 
 def of_duckdb(text: str, error: Exception) -> InvalidArgument:

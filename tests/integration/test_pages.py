@@ -31,6 +31,7 @@ PAGES: Final = [
     DOCS / "tutorial.md",
     DOCS / "keys.md",
     DOCS / "lifetimes.md",
+    DOCS / "sql.md",
     *(page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))),
 ]
 REDIS_PORT: Final = "6379"
