@@ -14,6 +14,10 @@ import msgspec
 from sow_client import SowError
 
 _COMMANDS: Final = {
+    ".schema": "topic",
+    ".tables": "topics",
+    "\\d": "topics",
+    "\\dt": "topics",
     "add": "publish",
     "create": "topic",
     "del": "delete",
@@ -30,10 +34,12 @@ _COMMANDS: Final = {
     "rm": "delete",
     "scan": "query",
     "search": "query",
-    "select": "query",
+    "select": "sql",
     "send": "publish",
     "set": "publish",
+    "show": "topics",
     "sub": "subscribe",
+    "tables": "topics",
     "ttl": "touch",
     "update": "publish",
     "watch": "subscribe",
@@ -72,7 +78,9 @@ def better(error: click.UsageError) -> click.UsageError | None:
         return click.UsageError(f"No such option '{error.option_name}'. {told}", error.ctx) if told else None
     hint = ""
     if "extra argument" in error.message:
-        if _takes_filter(error, click.Argument):
+        if error.ctx is not None and error.ctx.command.name == "sql":
+            hint = "the text stands in quotation marks; in the shell `.sql SELECT …` needs none"
+        elif _takes_filter(error, click.Argument):
             hint = "a filter stands in quotation marks"
         elif _takes_filter(error, click.Option) and "(/" in error.message:
             hint = "a filter is given as --filter, in quotation marks"

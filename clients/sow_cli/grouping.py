@@ -139,8 +139,8 @@ def _remark_on(footer: QueryFooter | None, *, is_for_people: bool) -> None:
 
 
 def check_plot(output: Output, *, plot: bool, grouped: bool = True, needs: str = "") -> None:
-    """Raises a usage error where `--plot` is given without groups, or with a format that was chosen. The format of a
-    pipe, which nobody has chosen, does not matter. `needs`: the options that make groups."""
+    """Raises a usage error where `--plot` is given without numbers of groups, or with a format that was chosen. The
+    format of a pipe, which nobody has chosen, does not matter. `needs`: the option that makes the numbers."""
     if plot and not grouped:
         raise click.UsageError(f"--plot needs {needs}")
     chosen = click.get_current_context().get_parameter_source("output") is ParameterSource.COMMANDLINE

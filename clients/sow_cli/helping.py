@@ -20,7 +20,7 @@ from sow_cli.output import Format, Output
 from sow_cli.tables import terminal_width
 
 TOPICS: Final = {
-    "tour": "cli.md#ten-commands",
+    "tour": "cli.md#usual-commands",
     "connecting": "cli.md#connecting",
     "filters": "filters.md",
     "parameters": "filters.md#parameters",

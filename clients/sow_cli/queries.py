@@ -192,7 +192,7 @@ def _check_groups(
     grouping: Grouping, output: Output, of_records: Mapping[str, object], *, plot: bool, explain: bool
 ) -> None:
     grouping.refuse(*[(f"--{name}", bool(given)) for name, given in of_records.items()])
-    check_plot(output, plot=plot, grouped=grouping.given, needs="--group-by or --aggregate")
+    check_plot(output, plot=plot, grouped=bool(grouping.aggregate), needs="--aggregate")
     arguments.refuse_together(("--plot", plot), ("--explain", explain))
 
 

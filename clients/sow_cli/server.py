@@ -30,16 +30,17 @@ def show_versions(session: Session) -> None:
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show figures again and again: rates by topic, queues, lags.")
 @click.option(
-    "--interval",
+    "--watch",
+    is_flag=False,
+    flag_value="1s",
     type=arguments.duration,
-    metavar="DURATION",
-    help="With --watch: the time between two lines. Default: 1s.",
+    metavar="[DURATION]",
+    help="Show figures after each such time, 1s if none is given: rates by topic, queues, lags.",
 )
 @output_option
 @click.pass_obj
-def status(session: Session, output: Output, watch: bool, interval: str | None) -> None:
+def status(session: Session, output: Output, watch: str | None) -> None:
     """Show the state of the server.
 
     With --watch a line comes each second, until Ctrl-C. It has the changes and expiries in a second, the requests that
@@ -50,13 +51,11 @@ def status(session: Session, output: Output, watch: bool, interval: str | None) 
     \b
     Examples:
       sow status
-      sow status --watch --interval 5s
+      sow status --watch 5s
     """
-    if interval is not None and not watch:
-        raise click.UsageError("--interval needs --watch")
     with session.client() as client:
-        if watch:
-            watched.show(client, output, interval or "1s")
+        if watch is not None:
+            watched.show(client, output, watch)
         else:
             output.one(_facts(client.status()))
 

@@ -61,6 +61,13 @@ _LIST_MAX: Final = 10_000
 _ALLOWED_FUNCTIONS: Final = ("GenerateSeries", "Unnest", "Explode")
 _TAKEN: Final = ("main", "memory", "system", "temp")
 """Names that DuckDB has before a point."""
+_SHOWN_MAX: Final = 60
+"""Characters of a line that an error shows on either side of its place."""
+_INSTEAD: Final = {
+    "SHOW": ": `sow topics` or `client.topics()` lists them",
+    **dict.fromkeys(("DESC", "DESCRIBE", "SUMMARIZE"), ": `SELECT * FROM orders LIMIT 1` shows the columns"),
+}
+"""The answer to a statement that DuckDB has beside SELECT."""
 _REMARKS: Final = re.compile(r"^(?:\w+ )*Error: ")
 _PLACE: Final = re.compile(r"\n\n+LINE (\d+): (.*)\n( *)\^[\s\S]*")
 
@@ -139,8 +146,9 @@ def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
         found = duckdb.extract_statements(text)
         if len(found) != 1:
             raise invalid("sql", f"give one SELECT: this text has {len(found) or 'no'} statements")
-        if found[0].type != duckdb.StatementType.SELECT:
-            raise refused(text, start, f"only SELECT reads topics, and this is {found[0].type.name}")
+        called = text[start:].partition(" ")[0].upper()
+        if called in _INSTEAD or found[0].type != duckdb.StatementType.SELECT:
+            raise refused(text, start, f"only SELECT reads topics, and this is {called}{_INSTEAD.get(called, '')}")
         # A remark after the last semicolon is a node of its own.
         root = next(one for one in sqlglot.parse(text, read="duckdb") if one and not isinstance(one, exp.Semicolon))
     except duckdb.Error as error:
@@ -149,10 +157,14 @@ def parsed(text: str, parameters: SqlParameters | None = None) -> Statement:
         raise invalid("sql", f"sqlglot does not understand it: {error}") from error
     except RecursionError as error:
         raise invalid("sql", "it is nested too deeply") from error
-    for node in (root, *root.find_all(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock)):
+    if not isinstance(root, exp.Query):
+        called = type(root).__name__.upper()
+        raise refused(text, start, f"only SELECT reads topics, and this is {called}{_INSTEAD.get(called, '')}")
+    for node in root.find_all(exp.DML, exp.DDL, exp.Command, exp.Into, exp.Lock):
         if not isinstance(node, exp.Query):
-            place = start if node is root else _place(exp, node)
-            raise refused(text, place, f"only SELECT reads topics, and it has {type(node).__name__.upper()}")
+            raise refused(
+                text, _place(exp, node), f"only SELECT reads topics, and it has {type(node).__name__.upper()}"
+            )
     return _Reader(exp, text, root, parameters or {}).statement()
 
 
@@ -418,12 +430,10 @@ def refused(text: str, place: int, sentence: str) -> InvalidArgument:
     line = text.count("\n", 0, place) + 1
     column = place - (text.rfind("\n", 0, place) + 1)
     shown = text.split("\n")[line - 1]
-    first = max(0, column - 60)
-    return invalid(
-        "sql",
-        f"{sentence} (line {line}, column {column + 1})\n"
-        f"  {shown[first : column + 60].replace(chr(9), ' ')}\n  {' ' * (column - first)}^",
-    )
+    first, end = max(0, column - _SHOWN_MAX), column + _SHOWN_MAX
+    before = "…" * (first > 0) + shown[first:column].replace("\t", " ")
+    behind = shown[column:end].replace("\t", " ") + "…" * (end < len(shown))
+    return invalid("sql", f"{sentence} (line {line}, column {column + 1})\n  {before}{behind}\n  {' ' * len(before)}^")
 
 
 def of_duckdb(text: str, error: Exception, *, lines_before: int = 0) -> InvalidArgument:

@@ -26,7 +26,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -207,9 +207,12 @@ def app_of(events: Events, options: Options) -> ASGIApp:
     async def docs(request: Request) -> Response:
         return HTMLResponse(page())
 
+    async def root(request: Request) -> Response:
+        return RedirectResponse("docs")
+
     paths = {call.path: [one for one in CALLS if one.path == call.path] for call in CALLS}
     routes = [_route(path, _Endpoint(events, calls)) for path, calls in paths.items()]
-    routes += [Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
+    routes += [Route("/", root), Route("/healthz", health), Route("/openapi.json", openapi), Route("/docs", docs)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: failed}, lifespan=life)
     app.router.redirect_slashes = False
     inner: ASGIApp = app

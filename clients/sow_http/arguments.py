@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
@@ -84,6 +84,14 @@ def key_field(document: object, path: str) -> KeyField | None:
 def media_type(request: Request) -> str:
     """The type of the body, without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def wrong_type(given: str, taken: Iterable[str]) -> Refused:
+    """The refusal of a body of a type that is not taken."""
+    told = f"Content-Type: {given or 'none'} is none of {', '.join(taken)}"
+    if given == "application/x-www-form-urlencoded":
+        told += "; for curl: -H 'Content-Type: application/json'"  # its -d sends that type
+    return Refused(415, told, field="Content-Type")
 
 
 async def pieces(request: Request) -> AsyncGenerator[bytes, None]:

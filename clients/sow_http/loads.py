@@ -21,7 +21,7 @@ from sow_client._keys import KeyField
 from sow_client._publish_columns import PAYLOAD_BYTES_MAX
 from sow_client.errors import PublishFailed, Refusal
 from sow_http import problems
-from sow_http.arguments import Arguments, key_field, media_type, pieces
+from sow_http.arguments import Arguments, key_field, media_type, pieces, wrong_type
 from sow_http.problems import Refused
 
 TYPES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/json")
@@ -93,8 +93,7 @@ async def load(request: Request, client: AsyncClient) -> Response:
     """Publishes each line of the body."""
     arguments = Arguments(request, LOAD)
     if media_type(request) not in TYPES:
-        given = media_type(request) or "none"
-        raise Refused(415, f"Content-Type: {given} is none of {', '.join(TYPES)}", field="Content-Type")
+        raise wrong_type(media_type(request), TYPES)
     topic, key_path = request.path_params["topic"], arguments.text("key")
     lines = Lines(key_path)
     ended: SowError | None = None

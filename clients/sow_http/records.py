@@ -21,7 +21,7 @@ from sow_client._keys import key_text
 from sow_client._payloads import Encoded, PayloadForm, encoded_in
 from sow_client._publish_columns import PAYLOAD_BYTES_MAX
 from sow_client._records import NEVER_MICROS, datetime_of
-from sow_http.arguments import Arguments, body, key_field, media_type, version_of
+from sow_http.arguments import Arguments, body, key_field, media_type, version_of, wrong_type
 from sow_http.problems import Refused, answer
 
 ROWS_MAX: Final = 1_000
@@ -85,7 +85,7 @@ async def write(request: Request, client: AsyncClient, *, merges: bool) -> Respo
     topic, key = request.path_params["topic"], request.path_params["key"]
     kind = media_type(request)
     if kind not in _ACCEPTED:
-        raise Refused(415, f"Content-Type: {kind or 'none'} is none of {', '.join(_ACCEPTED)}", field="Content-Type")
+        raise wrong_type(kind, _ACCEPTED)
     absent = request.headers.get("if-none-match")
     if absent not in (None, "*"):
         raise Refused(400, f"If-None-Match: {absent!r} is not *", field="If-None-Match")

@@ -80,7 +80,9 @@ def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
         pauses = 0 if query.status["isTriggerActive"] else pauses + 1
         if time.monotonic() > until:
             raise SowSourceError(
-                "NOT_STOPPED", f"there was no pause between batches for {timeout}", "a longer trigger or timeout"
+                "NOT_STOPPED",
+                f"there was no pause between batches for {timeout}",
+                "a longer trigger or timeout, or fewer spark.sql.shuffle.partitions",
             )
         time.sleep(0.005)
     query.stop()

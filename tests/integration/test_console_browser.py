@@ -413,6 +413,27 @@ def test_charts_are_drawn_and_keep_up(server: ServerProcess, console: RunningCon
         expect(page.locator("main")).to_contain_text("topic_created")
 
 
+DRAWN: Final = """async values => {
+    const place = document.querySelector(".chart").cloneNode();
+    const series = [{ label: "one", values }], seconds = values.map((_, at) => 5 * at);
+    document.querySelector(".chart").after(place);
+    place.dataset.chart = JSON.stringify({ title: "alone", unit: "count", seconds, series });
+    await new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+    const canvas = place.querySelector("canvas");
+    const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    return pixels.filter((value, at) => at % 4 === 3 && value).length;
+}"""
+"""The number of pixels that a chart of these values has."""
+
+
+def test_a_value_between_two_gaps_is_drawn(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
+    with tab(chromium, console) as page:
+        go(page, console, server, "server")
+        expect(page.locator(".chart canvas").first).to_be_visible()
+        none: list[float | None] = [None] * 700
+        assert page.evaluate(DRAWN, [*none[:350], 0.5, *none[:349]]) > page.evaluate(DRAWN, none)
+
+
 def test_the_keyboard_reaches_everything(server: ServerProcess, console: RunningConsole, chromium: Browser) -> None:
     with tab(chromium, console) as page:
         go(page, console, server, "overview")

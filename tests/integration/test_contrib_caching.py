@@ -371,6 +371,8 @@ def test_what_cannot_be_kept_is_an_error(server: ServerProcess, client: Client) 
 
     with pytest.raises(TypeError, match="server: this function needs an AsyncClient"):
         asyncio.run(cached("5m", server=client)(awaited)())
+    with pytest.raises(TypeError, match=r'as @cached\("2m"\)'):
+        cached(len)  # type: ignore[arg-type]  # without parentheses, as @cached
     with pytest.raises(ValueError, match="when_away: 'ignore' is neither"):
         cached("5m", when_away="ignore")  # type: ignore[arg-type]  # that is the test
     with pytest.raises(InvalidArgument, match="ttl"):

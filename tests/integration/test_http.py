@@ -114,6 +114,9 @@ def test_a_key_of_any_characters_is_that_of_its_address(server: ServerProcess, h
 def test_bodies_that_are_wrong_are_refused_with_a_sentence(http: httpx.Client) -> None:
     record = "/v1/topics/wrong/records/k"
     assert http.put(record, content=b"x=1", headers={"Content-Type": "text/html"}).status_code == 415
+    for url, calls in ((record, http.put), ("/v1/topics/wrong/records", http.post)):
+        form = calls(url, content=b"{}", headers={"Content-Type": "application/x-www-form-urlencoded"}).json()
+        assert form["detail"].endswith("; for curl: -H 'Content-Type: application/json'")
     assert http.put(record, content=b'{"x":', headers=JSON).json()["reason"] == "PAYLOAD_MALFORMED"
     large = http.put(record, content=b'"' + b"x" * 20_000_000 + b'"', headers=JSON)
     assert (large.status_code, large.json()["reason"]) == (413, "PAYLOAD_TOO_LARGE")
@@ -244,6 +247,7 @@ def test_the_description_names_every_address(http: httpx.Client) -> None:
     described = http.get("/openapi.json").json()
     assert described["openapi"].startswith("3.1")
     page = http.get("/docs").text
+    assert http.get("/", follow_redirects=True).text == page, "the address that the door prints"
     for path, operations in described["paths"].items():
         for method in operations:
             assert f"{method.upper()} {path}" in page

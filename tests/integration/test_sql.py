@@ -131,6 +131,8 @@ def test_fix_and_msgpack_have_their_fields_as_columns(client: Client) -> None:
     ("text", "told"),
     [
         ("DROP TABLE devices", "only SELECT reads topics"),
+        ("SHOW TABLES", "this is SHOW: `sow topics`"),
+        ("DESCRIBE devices", r"this is DESCRIBE: `SELECT \*"),
         ("SELECT 1", "names no topic"),
         ("SELECT * FROM devices; SELECT 1", "2 statements"),
         ("SELECT * FROM read_csv('/etc/passwd')", "is no topic"),
@@ -143,6 +145,10 @@ def test_fix_and_msgpack_have_their_fields_as_columns(client: Client) -> None:
         (
             "SELECT id,\n       vv FROM devices",
             r'"vv" not found.*\(line 2, column 8\)\n         vv FROM devices\n         \^',
+        ),
+        (
+            f"SELECT v AS {'a' * 70}, vv FROM devices JOIN sites USING (id) WHERE v > 10 GROUP BY v ORDER BY v",
+            r"\n  …a+, vv FROM devices [^\n]+ GROUP BY …\n {63}\^",
         ),
         ("SELECT v + 'x' FROM devices", r"Could not convert string 'x'.*"),
     ],

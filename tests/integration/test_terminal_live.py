@@ -128,7 +128,7 @@ def test_results_of_groups_are_a_live_table(server: ServerProcess) -> None:
 
 
 def test_the_course_of_the_rates_stays_below_the_lines_of_a_watched_status(server: ServerProcess) -> None:
-    screen = Screen(server.address, "status", "--watch", "--interval", "100ms")
+    screen = Screen(server.address, "status", "--watch", "100ms")
     screen.until(lambda lines: any("max" in line for line in lines))
     publish(server, 1.5, 30, 7)
     lines = screen.until(lambda lines: any("█" in line for line in lines))

@@ -62,6 +62,8 @@ class cached:  # noqa: N801 - it is used as a decorator
     _away_until = 0.0
 
     def __post_init__(self) -> None:
+        if callable(self.ttl):
+            raise TypeError('@cached: give the lifetime of the answers, as @cached("2m")')
         ttl_micros(self.ttl, "ttl")
         if self.when_away not in ("call", "raise"):
             raise ValueError(f'when_away: {self.when_away!r} is neither "call" nor "raise"')

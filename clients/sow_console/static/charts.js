@@ -58,7 +58,13 @@ function draw(place) {
       series: [
         { label: "at", value: (/** @type {unknown} */ _, /** @type {number | null} */ at) => at === null ? "now" : new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23" }) },
         ...chart.series.map((one, index) => ({
-          label: one.label, stroke: resolved(COLOURS[index] ?? "--ink"), width: 1.5, spanGaps: false, points: { size: 4 },
+          label: one.label, stroke: resolved(COLOURS[index] ?? "--ink"), width: 1.5, spanGaps: false,
+          points: {
+            size: 4,
+            // A value between two gaps has no line, so it gets a point also where the others have none.
+            filter: (/** @type {{ data: (number | null)[][] }} */ plot, /** @type {number} */ at, /** @type {boolean} */ shows) =>
+              shows ? null : alone(plot.data[at] ?? []),
+          },
           value: (/** @type {{ data: (number | null)[][] }} */ plot, /** @type {number | null} */ value, /** @type {number} */ at, /** @type {number | null} */ index) =>
             shown(chart.unit, index === null ? plot.data[at]?.at(-1) : value),
         })),
@@ -68,6 +74,11 @@ function draw(place) {
     place,
   );
   plots.set(place, { plot, scheme });
+}
+
+/** @param {(number | null)[]} values */
+function alone(values) {
+  return values.flatMap((value, at) => value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []);
 }
 
 function all() {

@@ -90,7 +90,8 @@ def test_a_count_by_fields_is_drawn(client: FakeClient) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("query", "trades", "--plot"), "--plot needs --group-by or --aggregate"),
+        (("query", "trades", "--plot"), "--plot needs --aggregate"),
+        (("query", "trades", "--group-by", "/desk", "--plot"), "--plot needs --aggregate"),
         (("count", "trades", "--plot"), "--plot needs --by"),
         ((*PLOTTED, "--format", "csv"), "--plot and --format csv exclude each other"),
         ((*PLOTTED, "--explain"), "--plot and --explain exclude each other"),
