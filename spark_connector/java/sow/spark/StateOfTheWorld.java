@@ -1,7 +1,6 @@
 package sow.spark;
 
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.function.BiFunction;
 import org.apache.spark.api.java.function.MapFunction;
@@ -63,7 +62,7 @@ public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, D
         for (Row row : rows) one.refuseKeyless(row);
         return CollectionConverters.asScala(one.changes.iterator());
       }
-      if (rows.size() > 1) rows.sort((a, b) -> Arrays.compare(Key.order(a), Key.order(b)));
+      if (rows.size() > 1) rows.sort(Key::compare);
       one.hold(state.get());
       for (Row row : rows) one.apply(row);
       keep(one);
