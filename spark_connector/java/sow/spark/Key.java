@@ -64,7 +64,7 @@ final class Key {
 
   void refuseKeyless(Row row) {
     try {
-      settings.keyOf(row);
+      settings.keyOf(row.getAs(PAYLOAD), row.getString(KEY));
     } catch (Refused refused) {
       refuse(row, refused);
     }

@@ -7,7 +7,6 @@ import java.io.Serializable;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
-import org.apache.spark.sql.Row;
 
 /** What the operator was told. Times are microseconds; null: none. */
 final class Settings implements Serializable {
@@ -43,18 +42,17 @@ final class Settings implements Serializable {
     return value == null || value.isNull() ? null : value.asLong();
   }
 
-  String keyOrNone(Row row) {
+  String keyOrNone(byte[] payload, String given) {
     try {
-      return keyOf(row);
+      return keyOf(payload, given);
     } catch (Refused refused) {
       return Key.NONE;
     }
   }
 
   /** The key of a row (rules K3 to K5, K8). */
-  String keyOf(Row row) throws Refused {
-    byte[] payload = row.getAs(Key.PAYLOAD);
-    String made = row.getString(Key.KEY);
+  String keyOf(byte[] payload, String given) throws Refused {
+    String made = given;
     if (payload != null && !key.isEmpty()) {
       made = Json.keyOf(payload, key);
     } else {

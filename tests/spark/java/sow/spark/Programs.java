@@ -41,7 +41,9 @@ final class Programs {
       long now = batch.get("now").asLong();
       Map<String, List<JsonNode>> groups = new LinkedHashMap<>();
       for (JsonNode row : batch.get("rows")) {
-        groups.computeIfAbsent(settings.keyOrNone(row(row, null)), none -> new ArrayList<>()).add(row);
+        Row whole = row(row, null);
+        String group = settings.keyOrNone(whole.getAs(Key.PAYLOAD), whole.getString(Key.KEY));
+        groups.computeIfAbsent(group, none -> new ArrayList<>()).add(row);
       }
       Set<String> keys = new LinkedHashSet<>(groups.keySet());
       keys.addAll(states.keySet());
