@@ -10,15 +10,19 @@ For topics whose writes outgrow one server.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import reduce
 from importlib.resources import as_file, files
+from operator import and_
 from typing import Any, Final, Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     ByteType,
     DataType,
     DateType,
@@ -31,8 +35,8 @@ from pyspark.sql.types import (
 )
 
 from sow.durations import DurationError, parse_micros
-from sow_spark.errors import option_error
-from sow_spark.state_fold import Expiration, Settings
+from sow_spark.errors import SowSourceError, option_error
+from sow_spark.state_fold import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, TTL_MAX_MICROS, Expiration, Settings
 
 Engine = Literal["jvm", "python"]
 MARKS: Final = {
@@ -49,8 +53,20 @@ CHANGE: Final = (
     "_op STRING, _key STRING, payload BINARY, _version BIGINT, _publish_time BIGINT, _expire_time BIGINT, "
     "_reason STRING, _message STRING, _batch BIGINT, _now BIGINT"
 )
+TOLD: Final = ("_topic", "_version", "_publish_time", "_reason", "_message", "_batch", "_now")
+"""The columns of the result that no document may have, beside those."""
 JAR: Final = "sow-state.jar"
+AS_JSON: Final = {
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Columns as JSON: by default Spark drops microseconds, and a time as a key would change with the session's zone."""
 
+STEPS_MAX: Final = 32
+_STEP: Final = re.compile(r"/(?:\[((?:[^\]\\]|\\.)*)\]|([^/\[][^/]*))(?=/|\Z)", re.DOTALL)
+_PATH: Final = re.compile(f"(?:{_STEP.pattern})+", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\([\]\\/])")
 _ORDERED: Final = (ByteType, ShortType, IntegerType, LongType, TimestampType, DateType)
 
 
@@ -86,29 +102,30 @@ def state_of_the_world(
 
     Raises SowSourceError (OPTION_INVALID) for a setting that is wrong or without effect.
     """
+    check_session(stream.sparkSession)
     if not stream.isStreaming:
         raise option_error("stream", "it is no stream, so no record would expire; read it with readStream")
     paths = [parse_path(path) for path in _texts(key)]
+    _check_apart(paths)
     settings = _settings(expiration, min_ttl, max_ttl, late, tombstones)
     engine = engine or default_engine()
-    if engine not in ("jvm", "python"):
-        raise option_error("engine", f"{engine!r} is neither jvm nor python")
+    _check_engine(engine)
     documents = [name for name in stream.columns if name not in MARKS]
+    _check_names(documents)
     document = None if "payload" in documents else StructType([stream.schema[name] for name in documents])
     told = {
         "topic": topic,
         "key": paths,
         "engine": engine,
         "late": late,
+        "order": _texts(order),
         "document": None if document is None else document.toDDL().replace(" NOT NULL", ""),
         "fields": [] if document is None else document.names,
         "payload": "" if document is not None else stream.schema["payload"].dataType.simpleString(),
         **settings._asdict(),
     }
-    rows = _rows(stream, documents, _texts(order), keyless=not paths)
-    beats = stream.sparkSession.readStream.format("rate").option("rowsPerSecond", 1).load().where("value < 0")
-    beats = beats.select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields])
-    rows = rows.unionByName(beats)  # [2]
+    rows = _rows(stream, documents, _texts(order), paths)
+    rows = rows.unionByName(_beats(rows))  # [2]
     changes = (_in_java if engine == "jvm" else _in_python)(rows, told)
     return changes.select(
         F.col("_op").alias("_op", metadata={"sow_state": json.dumps(told)}),
@@ -135,8 +152,16 @@ def document_columns(payload: Any, told: dict[str, Any]) -> list[Any]:
     """A stored document in the columns in which it came."""
     if told["document"] is None:
         return [payload.cast(told["payload"]).alias("payload")]
-    parsed = F.from_json(payload.cast("string"), told["document"])
+    parsed = F.from_json(payload.cast("string"), told["document"], AS_JSON)
     return [parsed[name].alias(name) for name in told["fields"]]
+
+
+def check_session(spark: Any) -> None:
+    """Raises SowSourceError (UNIMPLEMENTED) for a session that is not in this process."""
+    if not hasattr(spark, "_jsparkSession"):
+        raise SowSourceError(
+            "UNIMPLEMENTED", "Spark Connect gives a client no way to a checkpoint", "run this program by spark-submit"
+        )
 
 
 def default_engine() -> Engine:
@@ -147,16 +172,34 @@ def default_engine() -> Engine:
 # ---- settings ----
 
 
+def _check_engine(engine: str) -> None:
+    if engine not in ("jvm", "python"):
+        raise option_error("engine", f"{engine!r} is neither jvm nor python")
+    if engine == "jvm" and default_engine() != "jvm":
+        raise option_error("engine", f"this package was built without {JAR}, so only python is here")
+
+
 def _texts(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
 def parse_path(path: str) -> list[str]:
-    """The steps of the path of a key field. Raises SowSourceError."""
-    steps = path.split("/")[1:]
-    if not path.startswith("/") or not all(steps):
-        raise option_error("key", f"{path!r} is no path such as /carrier or /a/b")
+    """The steps of the path of a key field (rule K3). Raises SowSourceError."""
+    if not _PATH.fullmatch(path):
+        raise option_error("key", f"{path!r} is no path such as /carrier, /a/b or /[odd/name]")
+    steps = [_ESCAPED.sub(r"\1", found[1]) if found[1] is not None else found[2] for found in _STEP.finditer(path)]
+    if len(steps) > STEPS_MAX:
+        raise option_error("key", f"{path!r:.100} has {len(steps)} steps, at most {STEPS_MAX} are taken")
+    if any(re.search(r'["\\\x00-\x1f]', step) for step in steps):
+        raise option_error("key", f"{path!r}: the name of a key field has no quotes, backslashes or control characters")
     return steps
+
+
+def _check_apart(paths: list[list[str]]) -> None:
+    for at, path in enumerate(paths):
+        for other in paths[:at] + paths[at + 1 :]:
+            if path == other[: len(path)]:
+                raise option_error("key", f"/{'/'.join(path)} holds, or is, another key field")
 
 
 def _settings(expiration: str, min_ttl: str | None, max_ttl: str | None, late: str, tombstones: str | None) -> Settings:
@@ -178,19 +221,35 @@ def _settings(expiration: str, min_ttl: str | None, max_ttl: str | None, late: s
 
 
 def _micros(name: str, text: str) -> int:
+    """A lifetime of the settings (rule L18)."""
     try:
-        return parse_micros(text)
+        micros = parse_micros(text)
     except DurationError as error:
         raise option_error(name, str(error)) from None
+    if micros > TTL_MAX_MICROS:
+        raise option_error(name, f"{text} is more than the longest lifetime of ten years")
+    return micros
 
 
 # ---- rows ----
 
 
-def _rows(stream: DataFrame, documents: list[str], order: list[str], *, keyless: bool) -> DataFrame:
+def _check_names(documents: list[str]) -> None:
+    for name in documents:
+        if name.lower() in MARKS or name.lower() in TOLD:
+            raise option_error("stream", f"its column {name} has the name of one of the result, so drop or rename it")
+
+
+def _beats(rows: DataFrame) -> DataFrame:
+    """No rows, but batches [2]."""
+    beats = rows.sparkSession.readStream.format("rate").option("rowsPerSecond", 1).load().where("value < 0")
+    return beats.select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in rows.schema.fields])
+
+
+def _rows(stream: DataFrame, documents: list[str], order: list[str], paths: list[list[str]]) -> DataFrame:
     """The rows in the columns of the engines."""
     schema = stream.schema
-    if keyless and "_key" not in schema.names:
+    if not paths and "_key" not in schema.names:
         raise option_error("key", "the rows have no column _key, so give the paths of the key fields")
     if not order:
         raise option_error("order", "give a column: the rows of a micro-batch have no order of their own")
@@ -206,7 +265,11 @@ def _rows(stream: DataFrame, documents: list[str], order: list[str], *, keyless:
             raise option_error("payload", f"it is {schema['payload'].dataType.simpleString()}, not text or bytes")
         payload = F.col("payload").cast("binary")
     elif documents:
-        payload = F.to_json(F.struct(*map(_quoted, documents))).cast("binary")
+        payload = F.to_json(F.struct(*map(_quoted, documents)), AS_JSON).cast("binary")
+        if paths and "_key" in schema.names:  # a touch or delete that has only `_key`
+            no_fields = [_quoted(path[0]).isNull() for path in paths if path[0] in documents]
+            by_key = reduce(and_, no_fields, F.expr("_op IN ('touch', 'delete') AND _key IS NOT NULL"))
+            payload = F.when(by_key, F.lit(None)).otherwise(payload) if "_op" in schema.names else payload
     else:
         payload = F.lit(None).cast("binary")
     return stream.select(
@@ -219,7 +282,27 @@ def _rows(stream: DataFrame, documents: list[str], order: list[str], *, keyless:
         _mark(schema, "_only_if").alias("only_if"),
         _mark(schema, "_only_if_version").alias("only_if_version"),
         F.array(*[_number(name, schema[name].dataType) for name in order]).alias("ord"),
+        _plain_key(schema, documents, paths, payload).alias("plain_key"),
     )
+
+
+def _plain_key(schema: StructType, documents: list[str], paths: list[list[str]], payload: Any) -> Any:
+    """The key of a row whose key fields are columns of texts, whole numbers or booleans; null where the engine has to
+    read the document."""
+    names = [path[0] for path in paths if len(path) == 1 and path[0] in documents]
+    if not paths or "payload" in documents or len(names) < len(paths):
+        return F.lit(None).cast("string")
+    parts: list[Any] = []
+    for name in names:
+        column, kind = _quoted(name), schema[name].dataType
+        if isinstance(kind, StringType):
+            column = F.replace(F.replace(column, F.lit("\\"), F.lit("\\\\")), F.lit("|"), F.lit("\\|"))
+        elif not isinstance(kind, ByteType | ShortType | IntegerType | LongType | BooleanType):
+            return F.lit(None).cast("string")
+        parts += [F.lit("|"), column.cast("string")]
+    key = F.concat(*parts[1:])
+    fits = F.octet_length(key).between(1, KEY_BYTES_MAX) & (F.octet_length(payload) <= PAYLOAD_BYTES_MAX)
+    return F.when(fits, key)
 
 
 def _quoted(name: str) -> Any:
@@ -264,5 +347,5 @@ def _in_python(rows: DataFrame, told: dict[str, Any]) -> DataFrame:
     paths = told["key"]
     group = F.udf(lambda payload, key: key_or_none(payload, key, paths), "string")
     settings = Settings(**{name: told[name] for name in Settings._fields})
-    keyed = rows.withColumn("group", group("payload", "key"))
+    keyed = rows.drop("plain_key").withColumn("group", group("payload", "key"))  # a call in any case
     return keyed.groupBy("group").transformWithState(Processor(settings, paths), CHANGE, "append", "processingTime")

@@ -9,7 +9,10 @@ as the clock. Pure. spark_connector/java does the same; tests hold both to a sto
 
 from __future__ import annotations
 
+import re
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -19,6 +22,11 @@ from sow.durations import DurationError, parse_micros
 Expiration: TypeAlias = Literal["disabled", "enabled", "reject"]
 TTL_MAX_MICROS: Final = 3_653 * 86_400_000_000
 """The longest lifetime (rule L18)."""
+NESTING_MAX: Final = 256
+"""Levels of a document (rule K2)."""
+PAYLOAD_BYTES_MAX: Final = 1 << 20
+KEY_BYTES_MAX: Final = 1 << 10
+"""The limits that a server has by default (rule K8)."""
 LEVELS_MAX: Final = 32
 """Objects are merged down to this depth (rule P2)."""
 OPS: Final = ("put", "delta", "touch", "delete")
@@ -51,6 +59,13 @@ class Given(NamedTuple):
     reason: str = ""
     """Not empty: the row is refused for this reason, as its key could not be told (rule K5)."""
     message: str = ""
+
+
+def in_order(row: Given) -> tuple[object, ...]:
+    """Sorts the rows of a batch. Rows of equal order are sorted by their content, so a batch that is repeated gives the
+    same changes."""
+    told = (row.op, row.ttl, row.expire_time_micros, row.ttl_mode, row.only_if, row.only_if_version)
+    return (list(row.order), row.payload or b"", *["" if one is None else str(one) for one in told])
 
 
 class Held(NamedTuple):
@@ -243,45 +258,93 @@ def _given_ttl(settings: Settings, row: Given, now_micros: int) -> int | None:
 Fields: TypeAlias = dict[str, msgspec.Raw]
 _fields: Final = msgspec.json.Decoder(Fields)
 _encode: Final = msgspec.json.Encoder().encode
-_NULL: Final = b"null"
+_NULL: Final = msgspec.Raw(b"null")
 
 
 def merged(base: bytes, delta: bytes) -> bytes:
     """The record that a delta makes: objects are merged field by field, everything else is replaced, and a null leaves
-    a field as it is. Raises Refused."""
+    a field as it is. A delta that changes nothing gives the base itself. Raises Refused."""
     fields = _fields.decode(base)
-    _merge(fields, _fields.decode(delta), 0)
-    return _encode(fields)
+    made = _encode(fields) if _merge(fields, _fields.decode(delta), 0) else base
+    check_size(made)
+    return made
 
 
-def _merge(fields: Fields, delta: Fields, depth: int) -> None:
+def _merge(fields: Fields, delta: Fields, depth: int) -> bool:
+    """Changes `fields`; returns True if that made a difference."""
     if depth >= LEVELS_MAX:
         raise Refused(
             "PAYLOAD_MALFORMED",
             f"objects of a delta are merged down to {LEVELS_MAX} levels, and this one goes deeper",
         )
-    for name, raw in delta.items():
-        given = bytes(raw).strip()
-        before = bytes(fields.get(name, b"")).strip()
-        if given == _NULL:
+    changed = False
+    for name, given in delta.items():
+        before = fields.get(name)
+        if not is_object(given):
+            if given not in (_NULL, before):
+                fields[name] = given
+                changed = True
             continue
-        if not given.startswith(b"{") or (not before.startswith(b"{") and _NULL not in given):
-            fields[name] = msgspec.Raw(given)
-            continue
-        inner: Fields = _fields.decode(before) if before.startswith(b"{") else {}
-        _merge(inner, _fields.decode(given), depth + 1)
-        fields[name] = msgspec.Raw(_encode(inner))
+        if before is not None and is_object(before):
+            inner = _fields.decode(before)
+            if not _merge(inner, _fields.decode(given), depth + 1):
+                continue
+        elif bytes(_NULL) in bytes(given):  # perhaps; a missing field stays missing
+            inner = {}
+            _merge(inner, _fields.decode(given), depth + 1)
+        else:
+            inner = None
+        fields[name] = given if inner is None else msgspec.Raw(_encode(inner))
+        changed = True
+    return changed
+
+
+def is_object(value: msgspec.Raw) -> bool:
+    """True for an object of JSON."""
+    return bytes(value).startswith(b"{")
 
 
 # ---- documents (rule K2) ----
 
-_document: Final = msgspec.json.Decoder(dict[str, object])
+_syntax: Final = msgspec.json.Decoder(msgspec.defstruct("Document", []))
+_value: Final = msgspec.json.Decoder(object)
+_TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS: Final = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
 
-def checked(payload: bytes) -> dict[str, object]:
-    """The document. Raises Refused for one that is malformed."""
+def check(payload: bytes) -> None:
+    """Raises Refused for a document that is too large or malformed. Its numbers may be of any size."""
+    check_size(payload)
     try:
-        payload.decode()  # msgspec checks the texts that it decodes alone
-        return _document.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        _syntax.decode(payload)
+        payload.decode()  # msgspec skips texts
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Refused("PAYLOAD_MALFORMED", f"payload: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if payload.count(b"{") + payload.count(b"[") > NESTING_MAX:
+        brackets = _TEXT.sub(b"", payload).translate(_STEPS, _NOT_BRACKETS)
+        if max(accumulate(array("b", brackets))) > NESTING_MAX:
+            raise _too_deep()
+
+
+def check_size(payload: bytes) -> None:
+    """Raises Refused for a document that is too large (rule K8)."""
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise Refused("PAYLOAD_TOO_LARGE", f"payload: {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} are taken")
+
+
+def value_at(payload: bytes, path: Sequence[str]) -> object:
+    """The value of a field of a document that was checked; None if it is missing. Raises Refused."""
+    found: msgspec.Raw | None = msgspec.Raw(payload.strip())
+    for step in path:
+        found = _fields.decode(found).get(step) if found is not None and is_object(found) else None
+    try:
+        return None if found is None else _value.decode(found)
+    except (msgspec.MsgspecError, ValueError) as error:  # a number out of range
+        raise Refused("PAYLOAD_MALFORMED", f"payload: {error}") from None
+
+
+def _too_deep() -> Refused:
+    return Refused("PAYLOAD_MALFORMED", f"payload: nested deeper than {NESTING_MAX} levels")

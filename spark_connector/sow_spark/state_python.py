@@ -3,9 +3,9 @@ and the JVM. For tests, small streams, and where there is no jar."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Row
@@ -17,13 +17,26 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.taskcontext import TaskContext
 
-from sow_spark.state_fold import Change, Given, Held, Key, Refused, Settings, checked, is_due
+from sow_spark.state_fold import (
+    KEY_BYTES_MAX,
+    Change,
+    Given,
+    Held,
+    Key,
+    Refused,
+    Settings,
+    check,
+    in_order,
+    is_due,
+    value_at,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ValueState
 
 KEYLESS: Final = ""
 """The group of rows whose key cannot be told. No key is empty (rule K5)."""
+_ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 HELD: Final = "payload BINARY, version BIGINT, publish_time BIGINT, expire_time BIGINT, ord ARRAY<BIGINT>, timer BIGINT"
 
 
@@ -47,7 +60,7 @@ class Processor(StatefulProcessor):
         held, timer = self._held()
         one = Key(self._settings, held, now)
         given = [_given(row) for row in rows]
-        given.sort(key=attrgetter("order"))
+        given.sort(key=in_order)
         changes = list(one.apply(given))
         self._keep(one.held, timer)
         for change in changes:
@@ -130,7 +143,7 @@ def _row(key: str | None, change: Change, now_micros: int) -> Row:
 def key_or_none(payload: bytes | None, key: str | None, paths: Sequence[Sequence[str]]) -> str:
     """The group of a row."""
     try:
-        return key_of(payload, key, paths)
+        return key_of(None if payload is None else bytes(payload), key, paths)
     except Refused:
         return KEYLESS
 
@@ -138,31 +151,31 @@ def key_or_none(payload: bytes | None, key: str | None, paths: Sequence[Sequence
 def refused_keyless(row: Row, paths: Sequence[Sequence[str]]) -> Change:
     """Why a row has no key."""
     try:
-        key_of(row.payload, row.key, paths)
+        key_of(None if row.payload is None else bytes(row.payload), row.key, paths)
     except Refused as refused:
         return Change("refused", row.payload, 0, None, None, refused.reason, refused.message)
     raise AssertionError("it has one")
 
 
 def key_of(payload: bytes | None, key: str | None, paths: Sequence[Sequence[str]]) -> str:
-    """The key of a row (rules K3 to K5). Raises Refused."""
-    document = None if payload is None else checked(bytes(payload))
-    if document is not None and paths:
-        texts = [_canonical(_at(document, path), path) for path in paths]
-        joined = "|".join([text.replace("\\", "\\\\").replace("|", "\\|") for text in texts])
-        if not joined:
+    """The key of a row (rules K3 to K5, K8). Raises Refused."""
+    if payload is not None:
+        check(payload)
+    if payload is not None and paths:
+        values = [value_at(payload, path) for path in paths]
+        texts = [_canonical(value, path) for value, path in zip(values, paths, strict=True)]
+        key = "|".join([text.replace("\\", "\\\\").replace("|", "\\|") for text in texts])
+        if not key:
             raise Refused("KEY_REQUIRED", f"key field /{'/'.join(paths[0])} is the empty text, which is no key")
-        return joined
-    if not key:
-        needed = "a row without a document needs one" if document is None else "there is none"
+    elif not key:
+        needed = "a row without a document needs one" if payload is None else "there is none"
         raise Refused("KEY_REQUIRED", f"_key: {needed}")
+    elif paths and (parts := _ESCAPED.sub("", key).count("|") + 1) != len(paths):
+        raise Refused("INVALID_ARGUMENT", f"_key: {key!r:.50} has {parts} parts, and a key here has {len(paths)}")
+    size = len(key.encode("utf-8", "replace"))
+    if size > KEY_BYTES_MAX:
+        raise Refused("KEY_TOO_LARGE", f"key: {size} bytes, at most {KEY_BYTES_MAX} are taken")
     return key
-
-
-def _at(document: object, path: Sequence[str]) -> object:
-    for step in path:
-        document = document.get(step) if isinstance(document, dict) else None
-    return document
 
 
 def _canonical(value: object, path: Sequence[str]) -> str:

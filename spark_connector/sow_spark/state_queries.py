@@ -1,7 +1,8 @@
 """Queries that keep a state of the world: how they start and stop, and what their checkpoint holds.
 
 [1]  A checkpoint belongs to one topic, key, engine and treatment of late rows, which a note in it tells. Other
-     settings may change at a restart, and count for later rows (rule L12).
+     settings may change at a restart, and count for later rows (rule L12). Expiration is disabled from the first run,
+     or never: records have no timers then, and nothing could find those that are overdue.
 [2]  A query that is stopped inside a batch repeats that batch when it starts again, and cannot be repartitioned.
 """
 
@@ -181,12 +182,21 @@ def _told(changes: DataFrame) -> dict[str, Any]:
 
 
 def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> None:
+    _, path = _file(spark, checkpoint)
+    if path.toUri().toString() != path.toString():
+        raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, # and %")
     noted = _read_note(spark, checkpoint)
-    if noted is None and _last(spark, f"{checkpoint}/offsets") >= 0:
+    begun = _last(spark, f"{checkpoint}/offsets") >= 0
+    if noted is None and begun:
         raise option_error("checkpoint", f"{checkpoint} is that of another query, and has no state of the world")
-    for name in FIXED if noted is not None else ():
-        if noted is not None and noted[name] != told[name]:
-            raise option_error(name, f"the state in {checkpoint} has {noted[name]!r}, not {told[name]!r}")
+    if noted is not None and begun:  # else a query has failed to start, and left nothing but its note
+        for name in (*FIXED, *(["order"] if told["late"] == "drop" else [])):
+            if noted[name] != told[name]:
+                raise option_error(name, f"the state in {checkpoint} has {noted[name]!r}, not {told[name]!r}")
+        disabled = [one["expiration"] == "disabled" for one in (noted, told)]
+        if disabled[0] != disabled[1]:
+            change = "from" if disabled[0] else "to"
+            raise option_error("expiration", f"that of the state in {checkpoint} cannot change {change} disabled")
     if noted != told:
         files, path = _file(spark, f"{checkpoint}/{NOTE}")
         out = files.create(path, True)
@@ -220,5 +230,8 @@ def _last(spark: SparkSession, folder: str) -> int:
 
 def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
     """The file system of a path, as Spark reaches it, and the path."""
+    from sow_spark.state import check_session
+
+    check_session(spark)
     made = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # there is one where there is Java
     return made.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), made

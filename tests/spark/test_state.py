@@ -14,8 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sow_spark import state, state_queries
 from sow_spark.errors import SowSourceError
-from sow_spark.state import JAR, state_of_the_world
+from sow_spark.state import JAR, check_session, parse_path, state_of_the_world
+from sow_spark.state_python import key_or_none
 from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
 from tests.support.servers.server import ROOT, ServerProcess
 from tools import state_jar
@@ -116,7 +118,8 @@ def test_a_state_is_kept_expires_and_goes_on_after_a_stop(given: Input) -> None:
     given.put({"id": 4, "name": "d", "_ttl": "3s", "n": 7})
     given.until(lambda: given.of("4"))
     stop_state(query)
-    assert given.state(at=expired._now)["4"] == ("d", None)
+    (fourth,) = (row for row in given.rows if (row._key, row._op) == ("4", "put"))
+    assert given.state(batch=fourth._batch, at=expired._now)["4"] == ("d", None)
     assert given.state(at=datetime.now(UTC) + timedelta(hours=1)) == {"1": ("a", 2.5)}
     assert given.state(batch=first._batch, at=first._now) == {"1": ("a", 2.5), "2": ("b", None)}
     query = given.start()
@@ -183,10 +186,51 @@ def test_a_payload_stays_as_it_came(given: Input) -> None:
     ]
 
 
+def test_columns_come_out_as_they_went_in(given: Input) -> None:
+    """Names of any kind, microseconds, and times before 1970."""
+    schema = "`i.d` TIMESTAMP, `a``b` STRING, `C` STRUCT<`x.y`: TIMESTAMP_NTZ>, n LONG, at TIMESTAMP"
+    key = "1969-12-31T23:59:58.123456Z"
+    row = {"i.d": key, "a`b": "ü", "C": {"x.y": "1970-01-01T00:00:00.000001"}, "n": 1 << 62, "at": key, "_op": None}
+    given.put(row, {**row, "n": 2, "at": None}, {"_op": "touch", "_key": key, "at": "1969-12-31T23:59:58.123457Z"})
+    stream = given.stream(f"{schema}, _op STRING, _key STRING")
+    changes = state_of_the_world(stream, key="/i.d", order=["at", "n"], engine=given.engine)  # type: ignore[arg-type]  # as above
+    given.query = start_state(
+        changes, lambda batch, _: given.rows.extend(batch.collect()), checkpoint=given.checkpoint, trigger="1s"
+    )
+    given.until(lambda: len(given.rows) == 3)
+    assert given.of(key) == ["put", "put", "put"]
+    assert [row.n for row in given.rows] == [2, 1 << 62, 1 << 62], "null comes first"
+    stop_state(given.query, "5m")
+    (held,) = read_state(given.spark, given.checkpoint).collect()
+    time = datetime(1969, 12, 31, 23, 59, 58, 123456, tzinfo=UTC)
+    assert (held["i.d"].astimezone(UTC), held["a`b"], held._key) == (time, "ü", key)
+    assert held.C["x.y"] == datetime(1970, 1, 1, microsecond=1)  # noqa: DTZ001  # a time without a zone
+
+
+def test_a_checkpoint_has_settings_once_it_has_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """A query that failed to start left its note, and no other one could be started."""
+    given = Input(spark, tmp_path, "python")
+    told = json.loads(given.changes(late="drop").schema["_op"].metadata["sow_state"])
+    state_queries._check_note(spark, given.checkpoint, {**told, "engine": "jvm", "key": [["other"]]})
+    state_queries._check_note(spark, given.checkpoint, told)
+    offsets = Path(given.checkpoint) / "offsets"
+    offsets.mkdir()
+    (offsets / "0").touch()
+    for name, other in (("order", ["id"]), ("expiration", "disabled"), ("late", "apply")):
+        with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option {name}: "):
+            state_queries._check_note(spark, given.checkpoint, {**told, name: other})
+    state_queries._check_note(spark, given.checkpoint, {**told, "expiration": "reject"})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"key": "id"}, "key: 'id' is no path"),
+        ({"key": "/a//b"}, "key: '/a//b' is no path"),
+        ({"key": "/[a"}, r"key: '/\[a' is no path"),
+        ({"key": "/a" * 33}, "has 33 steps, at most 32"),
+        ({"key": '/a"b'}, "the name of a key field has no quotes"),
+        ({"key": ["/a", "/b", "/a/c"]}, "key: /a holds, or is, another key field"),
         ({"order": "name"}, "order: name is string"),
         ({"order": "gone"}, "order: there is no column 'gone'"),
         ({"order": ()}, "order: give a column"),
@@ -194,6 +238,8 @@ def test_a_payload_stays_as_it_came(given: Input) -> None:
         ({"expiration": "5"}, "expiration: duration '5' misses a unit"),
         ({"expiration": "reject", "max_ttl": "1h"}, "max_ttl: without effect with expiration = reject"),
         ({"min_ttl": "2h", "max_ttl": "1h"}, "min_ttl: 2h is more than max_ttl, 1h"),
+        ({"max_ttl": "3654d"}, "max_ttl: 3654d is more than the longest lifetime"),
+        ({"late": "drop", "tombstones": "15250000w"}, "tombstones: 15250000w is more than the longest lifetime"),
         ({"late": "never"}, "late: 'never' is neither apply nor drop"),
         ({"engine": "c"}, "engine: 'c' is neither jvm nor python"),
         ({"tombstones": "1h"}, "tombstones: without effect with late = apply"),
@@ -203,6 +249,52 @@ def test_a_wrong_setting_is_named(spark: SparkSession, tmp_path: Path, settings:
     given = Input(spark, tmp_path, "python")
     with pytest.raises(SowSourceError, match=message):
         given.changes(**settings)
+
+
+def test_keys_that_sql_makes_are_those_of_the_documents(spark: SparkSession) -> None:
+    """K4, K5: where it makes none, the document is read."""
+    frame = spark.createDataFrame(
+        [("a|b\\", -5, True), ("", 0, False), (None, 1, True), ("x" * 1_100, 2, True), ("ü", 1 << 62, None)],
+        "name STRING, id LONG, ok BOOLEAN",
+    )
+    for paths in ([["name"], ["id"], ["ok"]], [["name"]], [["id"]], [["ok"], ["name"]]):
+        rows = state._rows(frame, frame.columns, ["id"], paths).collect()
+        keys = [key_or_none(bytes(row.payload), None, paths) for row in rows]
+        assert [row.plain_key or "" for row in rows] == keys
+        assert any(keys)
+
+
+def test_a_path_has_odd_names_in_brackets() -> None:
+    assert parse_path("/[odd/name]/b/[]/[x\\]]") == ["odd/name", "b", "", "x]"]
+
+
+@pytest.mark.parametrize("name", ["_version", "_NOW", "_Op"])
+def test_columns_of_the_result_are_none_of_a_document(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    stream = Input(spark, tmp_path, "python").stream(f"id LONG, {name} STRING")
+    with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option stream: its column {name} has"):
+        state_of_the_world(stream, key="/id", order="id")
+
+
+def test_a_package_without_its_jar_says_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "JAR", "gone.jar")
+    with pytest.raises(
+        SowSourceError, match=r"OPTION_INVALID: option engine: this package was built without gone\.jar"
+    ):
+        Input(spark, tmp_path, "jvm").changes()
+
+
+def test_spark_connect_is_refused() -> None:
+    with pytest.raises(SowSourceError, match="UNIMPLEMENTED: Spark Connect"):
+        check_session(object())
+
+
+@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b"])
+def test_a_checkpoint_is_refused_whose_state_spark_could_not_read(spark: SparkSession, folder: str) -> None:
+    """Spark's reader of states escapes its path, and then finds no batch."""
+    with pytest.raises(SowSourceError, match="OPTION_INVALID: option checkpoint: "):
+        state_queries._check_note(spark, f"/tmp/{folder}", {})
 
 
 @pytest.mark.long

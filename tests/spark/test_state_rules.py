@@ -30,7 +30,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Any:
         lines = "\n".join(map(json.dumps, programs))
         done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
-        return list(map(json.loads, done.stdout.splitlines()))
+        return list(map(json.loads, done.stdout.rstrip("\n").split("\n")))
 
     return run
 
@@ -135,3 +135,60 @@ def test_keys_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
     by_rules = in_python(made)
     assert comparable(by_rules) == in_a_store(made, tmp_path)
     assert plain(by_rules) == java([made])[0]
+
+
+SINGLE: Final = [
+    (json.dumps({"id": "x" * 1_024}), None, ""),
+    (json.dumps({"id": "ü" * 513}, ensure_ascii=False), None, "KEY_TOO_LARGE"),
+    (json.dumps({"id": "a", "v": "x" * (1 << 20)}), None, "PAYLOAD_TOO_LARGE"),
+    (None, "x" * 1_025, "KEY_TOO_LARGE"),
+    (None, "a|b", "INVALID_ARGUMENT"),
+    (None, "a\\|b\\\\", "RECORD_NOT_FOUND"),
+    ('{"id":"a","v":[[{"n":1e400}]]}', None, ""),
+    ('{"id":' + "1" * 5_000 + "}", None, "PAYLOAD_MALFORMED"),
+    ('{"id":[1e400]}', None, "PAYLOAD_MALFORMED"),
+    ("\x00{\x00}", None, "PAYLOAD_MALFORMED"),
+]
+"""Of a row: the document, or else the key of a touch, and the reason why it is refused."""
+
+
+@needs_javac
+def test_limits_and_odd_keys_are_told(java: Any) -> None:
+    """K3, K8: as a server has them by default."""
+    plain_row = case_program(CASES[0])["batches"][1]["rows"][0]
+    made = []
+    for payload, key, _ in SINGLE:
+        row = {**plain_row, "op": "put" if payload else "touch", "payload": payload, "key": key, "ttl": None}
+        made.append({**case_program(CASES[0]), "batches": [{"now": START, "rows": [row]}]})
+    for one, told, (_, _, reason) in zip(made, java(made), SINGLE, strict=True):
+        ((change,),) = told[0].values()
+        assert change[-1] == reason
+        assert plain(in_python(one)) == told
+
+
+@needs_javac
+def test_a_merged_record_has_the_limit_of_payloads(java: Any) -> None:
+    half = "x" * (1 << 19)
+    row = case_program(CASES[0])["batches"][1]["rows"][0]
+    rows = [
+        {**row, "op": "delta", "payload": json.dumps({"id": 1, name: half}), "ord": [at], "ttl": None}
+        for at, name in enumerate("ab")
+    ]
+    made = {**case_program(CASES[0]), "batches": [{"now": START, "rows": rows}]}
+    told = java([made])
+    assert told == [plain(in_python(made))]
+    assert [change[-1] for change in told[0][0]["1"]] == ["", "PAYLOAD_TOO_LARGE"]
+
+
+@needs_javac
+def test_rows_of_equal_order_have_one_order(java: Any) -> None:
+    """Spark's shuffle keeps none: when a batch was repeated, the state had another record than the topic it feeds."""
+    row = case_program(CASES[0])["batches"][1]["rows"][0]
+    rows = [
+        {**row, "payload": json.dumps({"id": 1, "n": n}), "ord": [5], "ttl": ttl}
+        for n in (2, 1)
+        for ttl in (None, "1h")
+    ]
+    made = [{**case_program(CASES[0]), "batches": [{"now": START, "rows": some}]} for some in (rows, rows[::-1])]
+    first, second = java(made)
+    assert first == second == plain(in_python(made[0])) == plain(in_python(made[1]))

@@ -31,7 +31,7 @@ from sow_server.engine.values.model import (
     Touch,
     TtlMode,
 )
-from sow_spark.state_fold import Change, Given, Held, Key, Settings
+from sow_spark.state_fold import Change, Given, Held, Key, Settings, in_order
 from sow_spark.state_python import KEYLESS, key_or_none, refused_keyless
 from tests.support.stores.stores import SECOND, START, Rig
 
@@ -54,17 +54,16 @@ def in_python(program: dict[str, Any]) -> list[dict[str, list[tuple[Any, ...]]]]
     for batch in program["batches"]:
         changes: dict[str, list[Change]] = defaultdict(list)
         groups: dict[str, list[Given]] = defaultdict(list)
-        for row in sorted(batch["rows"], key=lambda row: row["ord"]):
+        for row in sorted(batch["rows"], key=_place):
             payload = None if row["payload"] is None else row["payload"].encode()
             key = key_or_none(payload, row["key"], program["key"])
             if key == KEYLESS:
                 changes[""].append(refused_keyless(Row(payload, row["key"]), program["key"]))  # type: ignore[arg-type]  # has what is read
                 continue
-            given = Given(payload=payload, order=tuple(row["ord"]), **{name: row[name] for name in _PLAIN})
-            groups[key].append(given)
+            groups[key].append(_given(row))
         for key in {**groups, **states}:
             one = Key(settings, states.get(key), batch["now"])
-            for given in sorted(groups.get(key, ()), key=lambda row: row.order):
+            for given in groups.get(key, ()):
                 if given.only_if_version == -1:
                     changes[key] += one.expire()
                     live = one.held is not None and one.held.payload is not None
@@ -77,6 +76,15 @@ def in_python(program: dict[str, Any]) -> list[dict[str, list[tuple[Any, ...]]]]
 
 
 _PLAIN: Final = ("op", "ttl", "expire_time_micros", "ttl_mode", "only_if", "only_if_version")
+
+
+def _given(row: dict[str, Any]) -> Given:
+    payload = None if row["payload"] is None else row["payload"].encode()
+    return Given(payload=payload, order=tuple(row["ord"]), **{name: row[name] for name in _PLAIN})
+
+
+def _place(row: dict[str, Any]) -> tuple[object, ...]:
+    return in_order(_given(row))
 
 
 def _told(change: Change) -> tuple[Any, ...]:
@@ -130,12 +138,12 @@ def in_a_store(program: dict[str, Any], folder: Path) -> list[dict[str, list[Tol
                     )
                 seen = len(entries)
 
-            for row in sorted(batch["rows"], key=lambda row: row["ord"]):
-                reason = _sent(rig, row)
+            for row in sorted(batch["rows"], key=_place):
+                payload = None if row["payload"] is None else row["payload"].encode()
+                key = key_or_none(payload, row["key"], program["key"])
+                reason = _sent(rig, row, key)
                 follow()
                 if reason is not None:
-                    payload = None if row["payload"] is None else row["payload"].encode()
-                    key = key_or_none(payload, row["key"], program["key"])
                     changes[key].append(("refused", None, None, None, reason))
             rig.store.sweep()
             follow()
@@ -145,7 +153,7 @@ def in_a_store(program: dict[str, Any], folder: Path) -> list[dict[str, list[Tol
     return comparable(told)
 
 
-def _sent(rig: Rig, row: dict[str, Any]) -> str | None:
+def _sent(rig: Rig, row: dict[str, Any], key: str) -> str | None:
     """Does what a row asks for; the reason if it is refused."""
     payload = None if row["payload"] is None else row["payload"].encode()
     lifetime = ABSENT
@@ -164,8 +172,7 @@ def _sent(rig: Rig, row: dict[str, Any]) -> str | None:
     elif row["only_if_version"] is not None:
         version = row["only_if_version"]
         if version == -1:
-            key = json.loads(row["payload"])["id"] if row["key"] is None else row["key"]
-            record = rig.get("t", str(key))
+            record = rig.get("t", key)
             version = 0 if record is None else record.version
         condition = Condition(ConditionKind.IF_VERSION, version)
     try:
@@ -212,32 +219,35 @@ def program(seed: int, *, late: bool = False, batches: int = 8) -> dict[str, Any
         "tombstones_micros": draw.choice([2, 20]) * SECOND if late else None,
     }
     now, order = START, 0
+    paths = draw.choice(PATHS)
     made: list[dict[str, Any]] = []
     for _ in range(batches):
         now += draw.choice([1_000, SECOND, SECOND, 3 * SECOND, 30 * SECOND])
         rows = []
         for _ in range(draw.randrange(5)):
-            order += 1
-            rows.append(_row(draw, now, order - draw.choice([0, 0, 3, 9]) if late else order))
+            order += draw.choice([1, 1, 1, 0])
+            rows.append(_row(draw, paths, now, order - draw.choice([0, 0, 3, 9]) if late else order))
         draw.shuffle(rows)  # as Spark's shuffle does
         made.append({"now": now, "rows": rows})
-    return {"settings": settings, "key": [["id"]], "batches": made}
+    return {"settings": settings, "key": paths, "batches": made}
 
 
-def _row(draw: random.Random, now: int, order: int) -> dict[str, Any]:
+def _row(draw: random.Random, paths: list[list[str]], now: int, order: int) -> dict[str, Any]:
     op = draw.choice(["put"] * 4 + ["delta"] * 4 + ["touch"] * 2 + ["delete"])
     key = draw.choice(["a", "b", "c|d"])
-    document: dict[str, Any] = {"id": key, "v": draw.choice([1, 1.5, None, "ü", [1, {"n": None}]])}
+    document: dict[str, Any] = {"id": key, "k": {"n": 7}, "v": draw.choice([1, 1.5, None, "ü", [1, {"n": None}]])}
     if draw.random() < 0.7:
         document["o"] = draw.choice([{"x": 1}, {"x": None, "y": {"z": None, "w": 2}}, 7, {}])
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     by_key = op == "touch" or (op == "delete" and draw.random() < 0.5)
     if not by_key and draw.random() < 0.1:
         text = draw.choice(['{"id":', "[1]", '{"v":1}', '{"id":null}', '{"id":{}}', '{"id":""}', '{"id":"a"} x', ""])
+    elif not by_key and draw.random() < 0.3:
+        text = odd_document(draw)
     row: dict[str, Any] = {
         "op": op,
         "payload": None if by_key else text,
-        "key": key.replace("|", "\\|") if by_key else None,
+        "key": key.replace("|", "\\|") + "|7" * (len(paths) - 1) if by_key else None,
         "ttl": None,
         "expire_time_micros": None,
         "ttl_mode": None,
@@ -245,11 +255,11 @@ def _row(draw: random.Random, now: int, order: int) -> dict[str, Any]:
         "only_if_version": None,
         "ord": [order],
     }
-    if op == "delete" or not text.startswith(('{"id":"a",', '{"id":"b",', '{"id":"c')):
+    if op == "delete" or not text.startswith(('{"id":"a","k":{"n":7},"v"', '{"id":"b",', '{"id":"c')):
         return row  # of two faults a server may name the other one first
     match draw.randrange(6):
         case 0 | 1:
-            row["ttl"] = draw.choice(["0s", "1s", "3s", "1h", "never", "-1s", "5", "4000d", "1.5s"])
+            row["ttl"] = draw.choice(DURATIONS)
         case 2:
             row["expire_time_micros"] = now + draw.choice([-SECOND, 0, SECOND, 3_600 * SECOND])
     if op != "touch":
@@ -259,3 +269,71 @@ def _row(draw: random.Random, now: int, order: int) -> dict[str, Any]:
     elif draw.random() < 0.2 and text.startswith('{"id":"a"'):
         row["only_if_version"] = draw.choice([0, 1, -1])
     return row
+
+
+PATHS: Final = [[["id"]], [["id"]], [["id"], ["k", "n"]]]
+DURATIONS: Final = [
+    *(
+        "0s",
+        "1s",
+        "3s",
+        "1h",
+        "never",
+        "-1s",
+        "5",
+        "4000d",
+        "1.5s",
+        "1s500ms",
+        "1000000\u00b5s",
+        "3000000000ns",
+        "999ns",
+    ),
+    *("1\u03bcs", ".5s", "1.s", "522w", "3653d", "3653d1us", "99999999999999999999w", "", "1 s", "1S", "s", "1s-1s"),
+]
+NAMES: Final = ["id", "k", "n", "v", "", "\u00fc", '"', "\\", "\n", "a/b", "\u2028", "\x7f", "\U0001f600", "\0", "null"]
+SCALARS: Final = [
+    *("null", "null", "true", "0", "-0", "-0.0", "1.50", "1e0", "1E5", "1e400", "-1e400", "1e-400", "9007199254740993"),
+    *("123456789012345678901234567890", "18446744073709551616", "1.7976931348623157e308", '""', '"a|b"', '"\\\\|"'),
+    *('"\\u00fc"', '"\\ud83d\\ude00"', '"\\u0000"', '"\x7f"', '"null"', '"}"', "[]", "{}", '[null, {"n":null}]'),
+]
+MALFORMED: Final = [
+    *(
+        '"\\ud800"',
+        '"\\udc00\\ud800"',
+        '"\t"',
+        '"\\x"',
+        "01",
+        "1.",
+        ".5",
+        "+1",
+        "NaN",
+        "-Infinity",
+        "0x1",
+        "nul",
+        "[1,]",
+    ),
+    *("{1:2}", '{"a"}', "1 2", "'x'", "/**/1", "\u00a01", '"\0"'),
+]
+AROUND: Final = ["\ufeff%s", "%s\0", " %s\n", "[%s]", "%s,", "%s%s", '{"a":' * 256 + "%s" + "}" * 256]
+
+
+def odd_document(draw: random.Random) -> str:
+    """A document whose key fields, if it has them, come first: of two faults a server may name the other one."""
+    levels = draw.choice([1, 2, 3, 31, 32, 33, 255, 256])
+    inner = draw.choice([_object(draw, 2), draw.choice(SCALARS), draw.choice(MALFORMED)])
+    deep = '{"v":' * levels + inner + "}" * levels
+    keys = '"id":"a",' * draw.choice([1, 1, 2]) + '"\\u006b":{"n":7,"n":7}'
+    text = draw.choice([deep, f"{{{keys}, {deep[1:]}", f"{{{keys}}}", _object(draw, 3)])
+    return draw.choice(AROUND).replace("%s", text) if draw.random() < 0.1 else text
+
+
+def _object(draw: random.Random, depth: int) -> str:
+    space = draw.choice(["", "", " ", "\r\n\t"])
+    fields = []
+    for _ in range(draw.randrange(5)):
+        name = draw.choice(NAMES)
+        value = _object(draw, depth - 1) if depth and draw.random() < 0.4 else draw.choice(SCALARS)
+        if name in ("id", "k", "n"):  # the engine in Python does not read the first one of a repeated name
+            value = value.replace("1e400", "1e300")
+        fields.append(f"{json.dumps(name, ensure_ascii=draw.random() < 0.5)}{space}:{space}{value}")
+    return "{" + space + f"{space},{space}".join(fields) + space + "}"

@@ -13,6 +13,7 @@ final class Key {
   // Where a row has what.
   static final int OP = 0, PAYLOAD = 1, KEY = 2, TTL = 3, EXPIRE = 4, MODE = 5, IF = 6, IF_VERSION = 7, ORDER = 8;
 
+  private static final int[] TOLD = {OP, TTL, EXPIRE, MODE, IF, IF_VERSION};
   private static final long TTL_MAX = 3_653L * 86_400_000_000L;
 
   final List<Row> changes = new ArrayList<>();
@@ -63,7 +64,7 @@ final class Key {
 
   void refuseKeyless(Row row) {
     try {
-      settings.keyOf(row);
+      settings.keyOf(row.getAs(PAYLOAD), row.getString(KEY));
     } catch (Refused refused) {
       refuse(row, refused);
     }
@@ -204,6 +205,23 @@ final class Key {
     changes.add(
         RowFactory.create(
             op, key.equals(NONE) ? null : key, payload, version, publishTime, expireTime, reason, message, batch, now));
+  }
+
+  /**
+   * Sorts the rows of a batch. Rows of equal order are sorted by their content, so a batch that is repeated gives the
+   * same changes.
+   */
+  static int compare(Row one, Row other) {
+    int found = Arrays.compare(order(one), order(other));
+    if (found != 0) return found;
+    byte[] payload = one.getAs(PAYLOAD), otherPayload = other.getAs(PAYLOAD);
+    found = Arrays.compareUnsigned(payload == null ? new byte[0] : payload, otherPayload == null ? new byte[0] : otherPayload);
+    for (int i = 0; found == 0 && i < TOLD.length; i++) found = text(one, TOLD[i]).compareTo(text(other, TOLD[i]));
+    return found;
+  }
+
+  private static String text(Row row, int column) {
+    return row.isNullAt(column) ? "" : row.get(column).toString();
   }
 
   static long[] order(Row row) {

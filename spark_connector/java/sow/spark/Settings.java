@@ -4,12 +4,13 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
 import java.io.Serializable;
+import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
-import org.apache.spark.sql.Row;
 
 /** What the operator was told. Times are microseconds; null: none. */
 final class Settings implements Serializable {
+  private static final int KEY_BYTES_MAX = 1 << 10;
   final String expiration;
   final Long defaultTtl;
   final Long minTtl;
@@ -41,23 +42,45 @@ final class Settings implements Serializable {
     return value == null || value.isNull() ? null : value.asLong();
   }
 
-  String keyOrNone(Row row) {
+  String keyOrNone(byte[] payload, String given) {
     try {
-      return keyOf(row);
+      return keyOf(payload, given);
     } catch (Refused refused) {
       return Key.NONE;
     }
   }
 
-  /** The key of a row (rules K3 to K5). */
-  String keyOf(Row row) throws Refused {
-    byte[] payload = row.getAs(Key.PAYLOAD);
-    if (payload != null && !key.isEmpty()) return Json.keyOf(payload, key);
-    if (payload != null) Json.check(payload);
-    String given = row.getString(Key.KEY);
-    if (given == null || given.isEmpty()) {
-      throw new Refused("KEY_REQUIRED", payload == null ? "_key: a row without a document needs one" : "_key: there is none");
+  /** The key of a row (rules K3 to K5, K8). */
+  String keyOf(byte[] payload, String given) throws Refused {
+    String made = given;
+    if (payload != null && !key.isEmpty()) {
+      made = Json.keyOf(payload, key);
+    } else {
+      if (payload != null) Json.check(payload);
+      if (made == null || made.isEmpty()) {
+        String needed = payload == null ? "a row without a document needs one" : "there is none";
+        throw new Refused("KEY_REQUIRED", "_key: " + needed);
+      }
+      int parts = parts(made);
+      if (!key.isEmpty() && parts != key.size()) {
+        throw new Refused(
+            "INVALID_ARGUMENT", "_key: '" + made + "' has " + parts + " parts, and a key here has " + key.size());
+      }
     }
-    return given;
+    // A character takes three bytes at most.
+    int size = made.length() <= KEY_BYTES_MAX / 3 ? 0 : made.getBytes(StandardCharsets.UTF_8).length;
+    if (size > KEY_BYTES_MAX) {
+      throw new Refused("KEY_TOO_LARGE", "key: " + size + " bytes, at most " + KEY_BYTES_MAX + " are taken");
+    }
+    return made;
+  }
+
+  private static int parts(String key) {
+    int parts = 1;
+    for (int i = 0; i < key.length(); i++) {
+      if (key.charAt(i) == '\\') i++;
+      else if (key.charAt(i) == '|') parts++;
+    }
+    return parts;
   }
 }

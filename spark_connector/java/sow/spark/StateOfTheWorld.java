@@ -1,13 +1,14 @@
 package sow.spark;
 
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.List;
 import java.util.function.BiFunction;
-import org.apache.spark.api.java.function.MapFunction;
+import org.apache.spark.sql.Column;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Encoders;
 import org.apache.spark.sql.Row;
+import org.apache.spark.sql.api.java.UDF2;
+import org.apache.spark.sql.functions;
 import org.apache.spark.sql.streaming.ExpiredTimerInfo;
 import org.apache.spark.sql.streaming.OutputMode;
 import org.apache.spark.sql.streaming.StatefulProcessor;
@@ -15,6 +16,7 @@ import org.apache.spark.sql.streaming.TTLConfig;
 import org.apache.spark.sql.streaming.TimeMode;
 import org.apache.spark.sql.streaming.TimerValues;
 import org.apache.spark.sql.streaming.ValueState;
+import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 import scala.collection.Iterator;
 import scala.jdk.javaapi.CollectionConverters;
@@ -35,8 +37,12 @@ public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, D
   @Override
   public Dataset<Row> apply(Dataset<Row> rows, String json) {
     Settings settings = new Settings(json);
-    MapFunction<Row, String> key = row -> settings.keyOrNone(row);
-    return rows.groupByKey(key, Encoders.STRING())
+    UDF2<byte[], String, String> read = settings::keyOrNone;
+    Column key = functions.udf(read, DataTypes.StringType).apply(rows.col("payload"), rows.col("key"));
+    Dataset<Row> keyed = rows.withColumn("plain_key", functions.coalesce(rows.col("plain_key"), key));
+    return keyed
+        .groupBy("plain_key")
+        .as(Encoders.STRING(), Encoders.row(keyed.schema()))
         .transformWithState(
             new Processor(settings), TimeMode.ProcessingTime(), OutputMode.Append(), Encoders.row(CHANGE));
   }
@@ -63,7 +69,7 @@ public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, D
         for (Row row : rows) one.refuseKeyless(row);
         return CollectionConverters.asScala(one.changes.iterator());
       }
-      if (rows.size() > 1) rows.sort((a, b) -> Arrays.compare(Key.order(a), Key.order(b)));
+      if (rows.size() > 1) rows.sort(Key::compare);
       one.hold(state.get());
       for (Row row : rows) one.apply(row);
       keep(one);

@@ -9,7 +9,6 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -42,7 +41,9 @@ final class Programs {
       long now = batch.get("now").asLong();
       Map<String, List<JsonNode>> groups = new LinkedHashMap<>();
       for (JsonNode row : batch.get("rows")) {
-        groups.computeIfAbsent(settings.keyOrNone(row(row, null)), none -> new ArrayList<>()).add(row);
+        Row whole = row(row, null);
+        String group = settings.keyOrNone(whole.getAs(Key.PAYLOAD), whole.getString(Key.KEY));
+        groups.computeIfAbsent(group, none -> new ArrayList<>()).add(row);
       }
       Set<String> keys = new LinkedHashSet<>(groups.keySet());
       keys.addAll(states.keySet());
@@ -52,7 +53,7 @@ final class Programs {
         Held held = states.get(key);
         one.hold(held == null ? null : held.row()); // as the state gives it
         List<JsonNode> rows = new ArrayList<>(groups.getOrDefault(key, List.of()));
-        rows.sort((a, b) -> Arrays.compare(Key.order(row(a, null)), Key.order(row(b, null))));
+        rows.sort((a, b) -> Key.compare(row(a, null), row(b, null)));
         for (JsonNode row : rows) {
           if (key.equals(Key.NONE)) {
             one.refuseKeyless(row(row, null));
