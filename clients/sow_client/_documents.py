@@ -65,18 +65,24 @@ def encode(document: Document) -> bytes:
             or (_CAPITAL_N in payload and _find_nan(payload))
             or (_CAPITAL_I in payload and _find_infinity(payload))
         ):
-            path = not_finite(document)
-            if path is not None:
-                raise InvalidArgument(
-                    f"data: {path or '/'} is NaN or infinite, which JSON cannot express",
-                    reason="PAYLOAD_MALFORMED",
-                    details={"field": "data", "path": path},
-                )
+            _check_finite(document)
         return payload
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        if type(error) is ValueError:  # as msgspec from 0.23 on says it of a Decimal
+            _check_finite(document)
         raise InvalidArgument(
             f"data: cannot be encoded: {error}", reason="PAYLOAD_MALFORMED", details={"field": "data"}
         ) from error
+
+
+def _check_finite(document: Document) -> None:
+    path = not_finite(document)
+    if path is not None:
+        raise InvalidArgument(
+            f"data: {path or '/'} is NaN or infinite, which JSON cannot express",
+            reason="PAYLOAD_MALFORMED",
+            details={"field": "data", "path": path},
+        )
 
 
 def not_finite(value: object) -> str | None:

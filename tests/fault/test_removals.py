@@ -51,25 +51,28 @@ class Mixer:
         self.state: dict[str, int] = {}
         self.made: list[Told] = []
         """The changes that the journal must have, without those of shared keys."""
-        self.free: queue.SimpleQueue[str] = queue.SimpleQueue()
-        """Shared keys whose record was there, and whose removal is on its way."""
+        self.free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        """Shared keys whose record was there, and whose removal is on its way; None: there are no more."""
         self.shared = 0
         self.acknowledged = self.duplicates = 0
         self.ending = threading.Event()
 
     def run(self, client: Client) -> None:
         """Publishes until the test ends. What breaks is sent again by the publisher."""
-        with client.publisher(
-            "mixed",
-            durability=self._durability,
-            batch_records=7,
-            max_in_flight=8,
-            linger=0.001,
-            retry_for=END_SECONDS,
-            on_ack=self._heard,
-        ) as publisher:
-            while not self.ending.is_set():
-                self._change(publisher)
+        try:
+            with client.publisher(
+                "mixed",
+                durability=self._durability,
+                batch_records=7,
+                max_in_flight=8,
+                linger=0.001,
+                retry_for=END_SECONDS,
+                on_ack=self._heard,
+            ) as publisher:
+                while not self.ending.is_set():
+                    self._change(publisher)
+        finally:
+            self.free.put(None)
 
     def _heard(self, ack: Ack) -> None:
         assert not ack.refusals, ack.refusals
@@ -106,13 +109,7 @@ class Mixer:
 
 def put_what_was_removed(mixer: Mixer, client: Client) -> None:
     """Puts a record of each shared key, once its removal has been applied."""
-    while True:
-        try:
-            key = mixer.free.get(timeout=0.05)
-        except queue.Empty:
-            if mixer.ending.is_set():
-                return
-            continue
+    while (key := mixer.free.get()) is not None:
         insisting(lambda key=key: client.get_many("mixed", [key]) == [] or _again())  # type: ignore[misc]  # a lambda's default
         insisting(lambda key=key: client.publish("mixed", {"id": key, "n": 2}))  # type: ignore[misc]  # likewise
 

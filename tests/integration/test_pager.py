@@ -170,6 +170,7 @@ def test_results_in_the_shell_are_paged_also_field_by_field(pager: Path, tmp_pat
         shell.until("50")
         shell.type("count orders\r")
         shell.until("3 records")
+        shell.until("> ", last=True)  # before, the terminal is not the shell's
         shell.type(CTRL_D)
         assert shell.end() == 0
     finally:

@@ -24,6 +24,7 @@ from sow_server.engine.formats.nested import (
     check_json_nesting,
     columns_of,
     fields_type,
+    is_no_utf8,
     merge_documents,
     not_decoded,
     project,
@@ -277,9 +278,9 @@ def _json_one_key(decode: Callable[[bytes], object], paths: Sequence[Steps]) -> 
 
 
 def _json_error(error: Exception, payload: bytes) -> BadRecord:
-    if isinstance(error, UnicodeDecodeError):
-        # msgspec tells the position inside the text that it was decoding; ours is that in the payload.
-        start = error.start
+    if is_no_utf8(error):
+        # msgspec tells the position inside the text that it was decoding, or none; ours is that in the payload.
+        start = getattr(error, "start", 0)
         try:
             payload.decode()
         except UnicodeDecodeError as whole:

@@ -16,6 +16,7 @@ from sow_server.engine.formats.nested import (
     check_nesting,
     columns_of,
     fields_type,
+    is_no_utf8,
     merge_documents,
     not_decoded,
     project,
@@ -121,9 +122,10 @@ class MsgpackFormat:
             if len(payload) > NESTING_MAX:
                 check_nesting(document)
             return document
-        except UnicodeDecodeError as error:
-            return malformed(f"a text is not well-formed UTF-8, at its byte {error.start}")
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            if is_no_utf8(error):
+                place = f", at its byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
+                return malformed(f"a text is not well-formed UTF-8{place}")
             return not_decoded(error, payload, "a MessagePack map with text keys")
 
     def check(self, payload: bytes) -> BadRecord | None:

@@ -117,6 +117,11 @@ def _fields_struct(names: tuple[str, ...]) -> type[msgspec.Struct]:
     )
 
 
+def is_no_utf8(error: Exception) -> bool:
+    """True for the error of a text that is no UTF-8. msgspec has an error of its own for it from 0.23 on."""
+    return isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8")
+
+
 def not_decoded(error: Exception, payload: bytes, wanted: str) -> BadRecord:
     """The text of msgspec's other errors, with a position: for a truncated document it gives none."""
     if isinstance(error, RecursionError):
