@@ -21,6 +21,7 @@ import sow_spark
 from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio
 from benchmarks.setting import Setting
 from benchmarks.spark_session import spark_session
+from sow_spark.state import Engine
 from sow_spark.state_queries import SETTINGS
 from tools import state_jar
 
@@ -118,11 +119,11 @@ def _drop(batch: DataFrame, _: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
 
 
-def _state(rows: DataFrame, ttl: str | None = None, engine: str | None = "jvm") -> DataFrame:
+def _state(rows: DataFrame, ttl: str | None = None, engine: Engine = "jvm") -> DataFrame:
     """Documents as one column, as a source such as Kafka has them."""
     payload = F.to_json(F.struct("*")).alias("payload")
     rows = rows.select(payload, "n", *([F.lit(ttl).alias("_ttl")] if ttl else []))
-    return sow_spark.state_of_the_world(rows, key="/id", order="n", engine=engine)  # type: ignore[arg-type]  # one of the two
+    return sow_spark.state_of_the_world(rows, key="/id", order="n", engine=engine)
 
 
 def _last(rows: DataFrame) -> DataFrame:

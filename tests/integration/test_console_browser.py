@@ -29,15 +29,17 @@ from tests.support.servers.browser import (
     SECONDS,
     blank,
     chromium,
+    console,
     drawn,
     faults_of,
     go,
     tab,
+    writing,
 )
 from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.server import ROOT, ServerProcess, free_port, until
 
-__all__ = ["chromium"]  # a fixture
+__all__ = ["chromium", "console", "writing"]  # fixtures
 pytestmark = NEEDS_CHROMIUM
 
 
@@ -47,18 +49,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         fill(client)
         client.create_topic("wide", key=["/id"])
         client.publish_many("wide", [{"id": number, "n": number % 7} for number in range(300)])
-        yield made
-
-
-@pytest.fixture(scope="module")
-def console(server: ServerProcess) -> Iterator[RunningConsole]:
-    with running_console(server.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def writing(server: ServerProcess) -> Iterator[RunningConsole]:
-    with running_console(server.address, "--allow-writes") as made:
         yield made
 
 

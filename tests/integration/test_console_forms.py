@@ -7,29 +7,17 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.servers.browser import NEEDS_CHROMIUM, chromium, drawn, faults_of, go, tab
-from tests.support.servers.console import RunningConsole, running_console
+from tests.support.servers.browser import NEEDS_CHROMIUM, chromium, console, drawn, faults_of, go, tab, writing
+from tests.support.servers.console import RunningConsole
 from tests.support.servers.server import ServerProcess
 
-__all__ = ["chromium"]  # a fixture
+__all__ = ["chromium", "console", "writing"]  # fixtures
 pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("forms")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def console(server: ServerProcess) -> Iterator[RunningConsole]:
-    with running_console(server.address) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def writing(server: ServerProcess) -> Iterator[RunningConsole]:
-    with running_console(server.address, "--allow-writes") as made:
         yield made
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.servers.console import RunningConsole
+from tests.support.servers.console import RunningConsole, running_console
 from tests.support.servers.server import ServerProcess
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -41,6 +41,20 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def console(server: ServerProcess) -> Iterator[RunningConsole]:
+    """A console at the `server` of the module."""
+    with running_console(server.address) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def writing(server: ServerProcess) -> Iterator[RunningConsole]:
+    """One that may write."""
+    with running_console(server.address, "--allow-writes") as made:
+        yield made
 
 
 @contextmanager
