@@ -98,15 +98,16 @@ def _chosen(at: int, asked: Asked) -> Chosen:
     try:
         return Chosen(topic, callers_filter(topic, text, restriction, given=given), parts, restriction)
     except StoreError as error:
-        raise error if at == 0 else of_other(at, error) from None
+        raise error if at == 0 else of_other(at, error, f"topic {topic.name}: ") from None
 
 
-def of_other(at: int, error: StoreError) -> StoreError:
-    """The error of a field of an export's request, as that of the same field of one of the other topics."""
+def of_other(at: int, error: StoreError, told: str = "") -> StoreError:
+    """The error of a field of an export's request, as that of the same field of one of the other topics. `told` stands
+    before its message."""
     place = f"others[{at - 1}]."
     return StoreError(
         error.reason,
-        place + error.message,
+        told + place + error.message,
         field=place + error.field,
         retry_after_micros=error.retry_after_micros,
         details=error.details,

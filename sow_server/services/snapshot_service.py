@@ -245,13 +245,16 @@ def _asked(request: snapshot_pb2.OpenExportRequest) -> Sequence[_Asked]:
     asked: Sequence[_Asked] = [request, *request.others]
     if len(asked) > TOPICS_MAX:
         raise invalid("others", f"there are {len(asked)} topics, and {TOPICS_MAX} in one export at most")
-    if sum(one.parts for one in asked) > PARTS_MAX:
-        raise invalid("parts", f"must be between 1 and {PARTS_MAX}, for all topics together, or 0")
     names: set[str] = set()
     for at, one in enumerate(asked):
+        place = f"others[{at - 1}]." if at else ""
         if one.topic in names:
-            raise invalid(f"others[{at - 1}].topic", f"{one.topic!r} is in the export already")
+            raise invalid(f"{place}topic", f"{one.topic!r} is in the export already")
+        if one.parts > PARTS_MAX:
+            raise invalid(f"{place}parts", f"must be between 1 and {PARTS_MAX}, or 0")
         names.add(one.topic)
+    if sum(one.parts for one in asked) > PARTS_MAX + TOPICS_MAX:
+        raise invalid("parts", f"are more than {PARTS_MAX + TOPICS_MAX} for all topics together")
     return asked
 
 

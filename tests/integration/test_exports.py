@@ -264,9 +264,14 @@ def test_a_refusal_names_the_topic_of_an_export_that_is_at_fault(client: Client)
     for topics, field, text in (
         (["large", "goin"], "others[0].topic", "there is no topic 'goin'; did you mean 'going'?"),
         (["large", "going", "large"], "others[1].topic", "'large' is in the export already"),
-        (["large", ExportOf("going", "/n <")], "others[0].filter", "expected a value at 4"),
+        (
+            ["large", ExportOf("going", "/n <")],
+            "others[0].filter",
+            "topic going: others[0].filter: expected a value at 4",
+        ),
         (["large", ExportOf("going", "/n = :x")], "others[0].filter", ":x"),
-        ([ExportOf("large", parts=6_000), ExportOf("going", parts=6_000)], "parts", "for all topics together"),
+        ([ExportOf("large", parts=6_000), ExportOf("going", parts=6_000)], "parts", "more than 11000 for all topics"),
+        (["large", ExportOf("going", parts=10_001)], "others[0].parts", "between 1 and 10000"),
         ([f"t{number}" for number in range(1_001)], "others", "there are 1001 topics"),
     ):
         with pytest.raises(SowError) as error:

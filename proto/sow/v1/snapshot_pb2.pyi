@@ -208,8 +208,8 @@ class OpenExportRequest(_message.Message):
     @_builtins.property
     def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportedTopic]:
         """Other topics in the same export, at most 999: all are cut at one instant. It has one lease and one successor, and ends
-        with each of its topics. Their order is that of the parts, behind those of `topic`. `parts` of all of them are together
-        at most 10,000.
+        with each of its topics. Their order is that of the parts, behind those of `topic`. All topics together have at most
+        11,000 `parts`.
         """
 
     def __init__(

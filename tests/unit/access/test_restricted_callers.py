@@ -214,7 +214,7 @@ def test_an_export_of_several_topics_has_the_rights_of_each(parts: GuardedParts)
         "parts": 1,
         "others": [{"topic": "orders.b", "filter": "/id IN ('eu', 'us')", "parts": 1}],
     }
-    (opened,) = parts.answers("both", "OpenExport", **asked)
+    (opened,) = parts.answers("both", "OpenExport", None, **asked)
     assert [(part.topic, part.records) for part in opened.parts] == [(0, 0), (1, 0)], "hidden rows are not counted"
     for part in (0, 1):
         assert parts.answers("both", "ReadExport", export_id=opened.export_id, part=part)[-1].footer.returned == 1

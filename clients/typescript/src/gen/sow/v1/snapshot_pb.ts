@@ -191,8 +191,8 @@ export type OpenExportRequest = Message<"sow.v1.OpenExportRequest"> & {
 
   /**
    * Other topics in the same export, at most 999: all are cut at one instant. It has one lease and one successor, and ends
-   * with each of its topics. Their order is that of the parts, behind those of `topic`. `parts` of all of them are together
-   * at most 10,000.
+   * with each of its topics. Their order is that of the parts, behind those of `topic`. All topics together have at most
+   * 11,000 `parts`.
    *
    * @generated from field: repeated sow.v1.ExportedTopic others = 9;
    */
