@@ -156,7 +156,7 @@ def export(
 
 
 def _told(topic: str, file: Path, opened: Export, records: int, micros: int) -> list[Fact]:
-    """What was written of a topic."""
+    """The facts about a file that was written."""
     size = file.stat().st_size
     return [
         Fact("topic", topic, topic),

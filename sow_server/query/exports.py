@@ -227,14 +227,10 @@ class Exports(Generic[E]):
 
     def _judge(self, held: _OpenExport[E]) -> None:
         """Ends an export whose lease is over."""
-        topics = held.export.topics
-        if (gone := self._gone(topics)) is not None:
+        if (gone := self._gone(held.export.topics)) is not None:
             self._end(held, gone)
         elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease)}")
-        else:
-            for topic in topics:  # else it would be deleted for lack of use while its records are read (rule T1)
-                self._cuts.used(topic)
 
     def _gone(self, topics: Sequence[Topic]) -> Topic | None:
         """One of the topics that has been deleted."""
@@ -300,6 +296,9 @@ class Exports(Generic[E]):
         """Ends the exports whose lease is over. Call it about every second."""
         for held in list(self._held.values()):
             self._judge(held)
+        for held in self._held.values():
+            for topic in held.export.topics:  # else it would be deleted while its records are read (rule T1)
+                self._cuts.used(topic)
 
     def stop(self) -> None:
         """Ends all, and refuses new ones: the server stops."""
