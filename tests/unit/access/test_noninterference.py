@@ -414,6 +414,19 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(successor_of="none", reader="action"),
         *[orders(filter=text, parts=3) for text in FILTERS],
         orders(filter="/price IN :some OR /secret = :text", parameters=PARAMETERS),
+        *[
+            orders(
+                others=[
+                    {
+                        "topic": topic,
+                        "filter": "/price IN :some OR /secret = :text",
+                        "parameters": PARAMETERS,
+                        "parts": 3,
+                    }
+                ],
+            )
+            for topic in ("elsewhere", "absent", "orders")
+        ],
     ],
     "ReadExport": [
         lambda world: {"export_id": world.know["export"], "part": 0, "columns": COLUMNS, "batch_size": 1},
