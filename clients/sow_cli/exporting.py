@@ -117,18 +117,7 @@ def export(
     files = [(topic, file), *others]
     kinds = [form_of(target) for _, target in files]
     named = selected(select)
-    if named and any(kind in _WHOLE for kind in kinds):
-        raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
-    if output.csv_safe and any(kind is not Format.CSV for kind in kinds):
-        raise click.UsageError("--csv-safe is for a file of CSV")
-    if len({target.resolve() for _, target in files}) < len(files):
-        raise click.UsageError("two topics have the same file")
-    if any(kind in (Format.PARQUET, Format.ARROW) for kind in kinds):
-        from sow_cli.arrow import load_pyarrow
-
-        load_pyarrow()  # says now what is missing
-    for _, target in files:
-        packing.check(target.name)
+    _check(files, kinds, named, csv_safe=output.csv_safe)
     written: list[tuple[int, int]] = []
     exportings: list[_Exporting] = []
     with session.client() as client:
@@ -153,6 +142,22 @@ def export(
         output.one(told[0])
     for exporting in exportings:
         remark_on_fields(exporting.absent_fields)
+
+
+def _check(files: Sequence[tuple[str, Path]], kinds: Sequence[Format], named: Sequence[str], *, csv_safe: bool) -> None:
+    """Raises a usage error before anything is asked of the server. `named`: the columns of --select."""
+    if named and any(kind in _WHOLE for kind in kinds):
+        raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
+    if csv_safe and any(kind is not Format.CSV for kind in kinds):
+        raise click.UsageError("--csv-safe is for a file of CSV")
+    if len({target.resolve() for _, target in files}) < len(files):
+        raise click.UsageError("two topics have the same file")
+    if any(kind in (Format.PARQUET, Format.ARROW) for kind in kinds):
+        from sow_cli.arrow import load_pyarrow
+
+        load_pyarrow()  # says now what is missing
+    for _, target in files:
+        packing.check(target.name)
 
 
 def _told(topic: str, file: Path, opened: Export, records: int, micros: int) -> list[Fact]:
