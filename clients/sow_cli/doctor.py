@@ -18,6 +18,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import click
 
+from sow.durations import parse_micros
 from sow.version import __version__
 from sow_cli import display
 from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO
@@ -41,6 +42,8 @@ DISK_FREE_SHARE_MIN: Final = 1.0
 OVERDUE_MIN: Final = 10_000
 BACKLOG_SHARE_WARNED: Final = 0.8
 BACKLOG_AGE_WARNED: Final = timedelta(days=1)
+PIN_IDLE_TOLD: Final = timedelta(minutes=5)
+"""The connector of Spark renews its pins each minute, others at least as often as their lease needs it."""
 LINK_LAG_WARNED: Final = timedelta(minutes=1)
 _CALLS: Final = 5
 _TLS_SECONDS: Final = 3.0
@@ -85,7 +88,8 @@ def doctor(session: Session, output: Output) -> None:
       topics       expiration is disabled; a journal has no bound in bytes; a
                    dead-letter topic does not exist; a backlog has used 80 % of
                    its quota; an index or a view is being built
-      durables     one has not acknowledged for a day
+      durables     one has not acknowledged for a day; a pin was not renewed for
+                   half of its lease, so its reader is dead
       replication  a link is paused, refused, down, or more than a minute behind;
                    a source is away
 
@@ -407,10 +411,15 @@ def _judged_topic(topic: Topic, names: set[str]) -> Iterator[Finding]:
         yield Finding("topics", "warning", f"{name}: the index on {', '.join(building)} is being built", "wait for it")
 
 
-def judged_durables(durables: Sequence[Durable]) -> Iterator[Finding]:
-    """Consumers that do not keep up."""
+def judged_durables(durables: Sequence[Durable], now: datetime | None = None) -> Iterator[Finding]:
+    """Consumers that do not keep up, and pins whose readers have stopped. `now`: None for that of this machine."""
     late = 0
+    now = now or datetime.now(UTC)
     for one in durables:
+        if one.pin and now - one.last_use_time > PIN_IDLE_TOLD:
+            late += 1
+            yield _idle_pin(one, now)
+            continue
         age = None if one.figures is None else one.figures.oldest_unacknowledged_age
         if age is not None and age > BACKLOG_AGE_WARNED:
             late += 1
@@ -425,6 +434,34 @@ def judged_durables(durables: Sequence[Durable]) -> Iterator[Finding]:
             )
     if not late:
         yield Finding("durables", "ok", f"{display.counted(len(durables), 'durable subscription')}, none late")
+
+
+def _idle_pin(pin: Durable, now: datetime) -> Finding:
+    """The finding about a pin that nobody renews: whose it is, what it holds back, and until when (rule J18)."""
+    idle = now - pin.last_use_time
+    held = "what it holds back is not told"
+    if (figures := pin.figures) is not None:
+        entries, size = figures.unacknowledged_entries, display.size(figures.unacknowledged_bytes)
+        noun = "entry" if entries == 1 else "entries"
+        held = f"it holds back {entries:,} {noun} ({size})" if entries else "it holds back nothing so far"
+    told = (
+        f"{pin.topic}/{pin.name} was not renewed for {_shown(idle)}; it is a pin of "
+        f"{pin.reader or pin.owner or 'a reader of ranges'}; {held}"
+    )
+    level: Level = "warning"
+    if isinstance(lease := pin.settings.idle_ttl, str):
+        whole = timedelta(microseconds=parse_micros(lease))
+        level = "warning" if idle > whole / 2 else "ok"
+        told += f"; it ends in {_shown(max(whole - idle, timedelta()))}"
+    drop = f"`sow durable delete {pin.topic} {pin.name}`"
+    advice = f"its reader has stopped or is dead: start it, or {drop}"
+    if level == "ok":
+        advice = f"if its reader is not to go on: {drop}"
+    return Finding("durables", level, told, advice)
+
+
+def _shown(length: timedelta) -> str:
+    return display.duration(length // timedelta(microseconds=1))
 
 
 def judged_links(status: ReplicationStatus) -> Iterator[Finding]:

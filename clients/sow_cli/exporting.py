@@ -1,6 +1,7 @@
 """`sow export`: the records of a topic, as they were at one instant, in a file.
 
-[1]  The records are those of one snapshot of the server (rule Q6), whatever is published meanwhile.
+[1]  The records, also those of several topics, are of one snapshot of the server (rule Q6), whatever is published
+     meanwhile.
 [2]  A file of that name is either the old one or a complete new one: the records go to a temporary file beside it,
      which is synced and takes the name, and the permissions of the old one, at the end.
 [3]  CSV, Parquet and Arrow have columns for the fields of all records, and Parquet and Arrow a type for each. The
@@ -14,7 +15,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
@@ -61,7 +62,15 @@ _FIELDS_MAX: Final = 100
 @click.command(short_help="Write a topic to a file.")
 @click.argument("topic")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match.")
+@click.option(
+    "--also",
+    "others",
+    type=(str, click.Path(dir_okay=False, path_type=Path)),
+    multiple=True,
+    metavar="TOPIC FILE",
+    help="Another topic into a file of its own, at the same instant; also several times.",
+)
+@click.option("--filter", "filter_text", metavar="FILTER", help="Only records that match, of each topic.")
 @param_option
 @select_option
 @click.option(
@@ -76,6 +85,7 @@ def export(
     *,
     topic: str,
     file: Path,
+    others: tuple[tuple[str, Path], ...],
     filter_text: str | None,
     parameters: Values | None,
     select: tuple[tuple[str, ...], ...],
@@ -94,49 +104,74 @@ def export(
     refused. The answer has the number of records, the bytes, and the bookmark of the instant: `sow subscribe TOPIC
     --from BOOKMARK` continues after it.
 
+    With --also all topics are of one instant: a commit that changes two of them is in both files or in neither. The
+    files appear once all are complete.
+
     \b
     Examples:
       sow export orders orders.parquet
       sow export orders orders.ndjson.zst
       sow export orders big.csv --filter "/price > 9" --select /id,@expire_time
+      sow export orders orders.parquet --also trades trades.parquet
     """
-    kind = form_of(file)
+    files = [(topic, file), *others]
+    kinds = [form_of(target) for _, target in files]
     named = selected(select)
-    if kind in _WHOLE and named:
-        raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
-    if output.csv_safe and kind is not Format.CSV:
-        raise click.UsageError("--csv-safe is for a file of CSV")
-    if kind in (Format.PARQUET, Format.ARROW):
-        from sow_cli.arrow import load_pyarrow
-
-        load_pyarrow()  # says now what is missing
-    packing.check(file.name)
-    started = time.monotonic()
+    _check(files, kinds, named, csv_safe=output.csv_safe)
+    written: list[tuple[int, int]] = []
+    exportings: list[_Exporting] = []
     with session.client() as client:
-        form = RecordForm.of(topic, client.describe_topic(topic).settings, select=named)
-        opened = client.open_export(topic, filter_text, parameters)
+        forms = [RecordForm.of(name, client.describe_topic(name).settings, select=named) for name, _ in files]
+        opened = client.open_export([name for name, _ in files], filter_text, parameters)
         try:
-            with replaced(file) as plain, packing.packed(plain, file.name) as sink:
-                made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
-                exporting = _Exporting(client, opened, form)
-                written = exporting.write(made)
+            with ExitStack() as complete:  # the files take their names once all are complete
+                for (_, target), kind, form in zip(files, kinds, forms, strict=True):
+                    began = time.monotonic()
+                    plain = complete.enter_context(replaced(target))
+                    with packing.packed(plain, target.name) as sink:
+                        made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
+                        exportings.append(_Exporting(client, opened, form))
+                        written.append((exportings[-1].write(made), round((time.monotonic() - began) * 1e6)))
         finally:
             with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
                 client.close_export(opened.id)
-    micros = round((time.monotonic() - started) * 1e6)
+    told = [_told(name, target, opened, *figures) for (name, target), figures in zip(files, written, strict=True)]
+    if others:
+        output.many(told, names=[fact.name for fact in told[0]], nothing="")
+    else:
+        output.one(told[0])
+    for exporting in exportings:
+        remark_on_fields(exporting.absent_fields)
+
+
+def _check(files: Sequence[tuple[str, Path]], kinds: Sequence[Format], named: Sequence[str], *, csv_safe: bool) -> None:
+    """Raises a usage error before anything is asked of the server. `named`: the columns of --select."""
+    if named and any(kind in _WHOLE for kind in kinds):
+        raise click.UsageError("--select is for columns: JSON and NDJSON have whole records")
+    if csv_safe and any(kind is not Format.CSV for kind in kinds):
+        raise click.UsageError("--csv-safe is for a file of CSV")
+    if len({target.resolve() for _, target in files}) < len(files):
+        raise click.UsageError("two topics have the same file")
+    if any(kind in (Format.PARQUET, Format.ARROW) for kind in kinds):
+        from sow_cli.arrow import load_pyarrow
+
+        load_pyarrow()  # says now what is missing
+    for _, target in files:
+        packing.check(target.name)
+
+
+def _told(topic: str, file: Path, opened: Export, records: int, micros: int) -> list[Fact]:
+    """The facts about a file that was written."""
     size = file.stat().st_size
-    output.one(
-        [
-            Fact("topic", topic, topic),
-            Fact("file", str(file), display.safe(str(file))),
-            Fact("records", written, display.count(written)),
-            Fact("bytes", size, display.size(size), label="size"),
-            moment("as_of", opened.as_of, label="as of"),
-            Fact("bookmark", opened.bookmark, opened.bookmark or ""),
-            Fact("elapsed_micros", micros, display.duration(micros), label="time"),
-        ]
-    )
-    remark_on_fields(exporting.absent_fields)
+    return [
+        Fact("topic", topic, topic),
+        Fact("file", str(file), display.safe(str(file))),
+        Fact("records", records, display.count(records)),
+        Fact("bytes", size, display.size(size), label="size"),
+        moment("as_of", opened.as_of, label="as of"),
+        Fact("bookmark", opened.bookmark, opened.bookmark or ""),
+        Fact("elapsed_micros", micros, display.duration(micros), label="time"),
+    ]
 
 
 def form_of(file: Path) -> Format:
@@ -161,6 +196,7 @@ class _Exporting:
     def __init__(self, client: Client, export: Export, form: RecordForm) -> None:
         self._client = client
         self._export = export
+        self._parts = export.parts_of(form.topic)
         self._form = form
         self._absent: Sequence[str] = ()
         self._selected = _Selected(form)
@@ -172,7 +208,7 @@ class _Exporting:
 
     def write(self, file: RecordFile) -> int:
         """Writes all records, and returns their number."""
-        records = sum(self._export.parts)
+        records = sum(self._export.parts[part] for part in self._parts)
         with progress("{task.fields[figures]}", measured=records > 0) as bar:
             task = bar.add_task("exporting", total=records * (2 if file.looks else 1), figures="")
             if file.looks:
@@ -199,7 +235,7 @@ class _Exporting:
         # Only top-level fields of JSON: the server reduces these without decoding the rest.
         fields = sorted({arguments.field_path(name, "--select")[0] for name in names})
         reduced = fields if form.payload_is_json and len(fields) <= _FIELDS_MAX else []
-        for part in range(len(self._export.parts)):
+        for part in self._parts:
             for packed in self._client.read_export(
                 self._export.id,
                 part,

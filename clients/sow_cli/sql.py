@@ -56,7 +56,7 @@ def sql(
     """Answer one SELECT of DuckDB. Its tables are topics, its columns their fields, and the metadata _key, _version,
     _publish_time, _expire_time, _origin and _sequence.
 
-    Each topic is read as it was at one instant, which stderr tells. A name with other characters than letters, digits
+    All topics are read as of one instant, which stderr tells. A name with other characters than letters, digits
     and _ is quoted: "md-prices". $name in the text is a value of --param. It needs DuckDB: pip install 'sow[sql]'.
 
     \b

@@ -21,7 +21,7 @@ from sow_client._access import AccessDecision, CallerSession, Identity
 from sow_client._addresses import Prefer
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._channel import Tls
-from sow_client._exports import Export
+from sow_client._exports import Export, ExportOf
 from sow_client._failover import FailoverPublish, Instance
 from sow_client._history import History, PastChange
 from sow_client._inspection import (
@@ -212,6 +212,7 @@ __all__ = [
     "EffectiveSetting",
     "ExpiryHorizon",
     "Export",
+    "ExportOf",
     "FailedPrecondition",
     "FailoverPublish",
     "Figures",

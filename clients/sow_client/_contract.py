@@ -92,7 +92,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
     admin_pb2.SetPolicyRequest: {f"policy.topic.{name}": 3 for name in _CAPS},
     admin_pb2.RestampRequest: _PARAMETERS,
     admin_pb2.WatchFiguresRequest: {"history_micros": 3},  # it would begin with those of now
-    snapshot_pb2.OpenExportRequest: _PARAMETERS,
+    snapshot_pb2.OpenExportRequest: {**_PARAMETERS, "others": 3},  # it would export the first topic alone
     snapshot_pb2.ReadChangesRequest: _PARAMETERS,
 }
 """The fields of each request: the path of a field, perhaps with its value, and the first contract that has it."""

@@ -11,7 +11,7 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -33,22 +33,50 @@ BATCH_SIZE_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class ExportOf:
+    """A topic of an export of several, with a filter of its own."""
+
+    topic: str
+    filter: str | None = None
+    """None: all of its records."""
+    parameters: Parameters | None = None
+    """The values of the names in the filter."""
+    parts: int = 0
+    """About how many parts this topic has. 0: the server decides."""
+
+
+@dataclass(frozen=True, slots=True)
 class Export:
-    """A consistent export of a topic, open on the server until its lease ends."""
+    """A consistent export of a topic, or of several at one instant, open on the server until its lease ends."""
 
     id: str
     topic: str
+    """Its topic; of several the first one."""
     bookmark: str | None
-    """The position of the export: changes after it are not in the export. None when the topic has no journal."""
+    """The position of the export: changes after it are not in the export. None when no topic of it has a journal."""
     as_of: datetime
     """The instant at which expiry was judged."""
     lease: timedelta
     parts: tuple[int, ...]
     """The approximate number of stored records of each part. A part is read by its index here."""
+    others: tuple[str, ...] = ()
+    """Its other topics."""
+    part_topics: tuple[str, ...] = ()
+    """Where there are other topics: the topic of each part, by its index."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """All of its topics."""
+        return (self.topic, *self.others)
+
+    def parts_of(self, topic: str) -> list[int]:
+        """The parts of one of its topics, by their indexes."""
+        names = self.part_topics if self.others else [self.topic] * len(self.parts)
+        return [at for at, name in enumerate(names) if name == topic]
 
 
 def open_request(
-    topic: str,
+    topic: str | Sequence[str | ExportOf],
     filter_text: str | None,
     parameters: Parameters | None = None,
     *,
@@ -59,13 +87,27 @@ def open_request(
     reader: str | None = None,
 ) -> snapshot_pb2.OpenExportRequest:
     """The request to open an export."""
-    if parts < 0:
-        raise invalid("parts", f"{parts} is negative")
+    named = [topic] if isinstance(topic, str) else topic
+    if not named:
+        raise invalid("topic", "names no topic")
+    first, *others = [ExportOf(one, filter_text, parameters, parts) if isinstance(one, str) else one for one in named]
+    for one in (first, *others):
+        if one.parts < 0:
+            raise invalid("parts", f"{one.parts} is negative")
     return snapshot_pb2.OpenExportRequest(
-        topic=topic,
-        filter=filter_text or "",
-        parameters=parameter_values(parameters),
-        parts=min(parts, 2**32 - 1),
+        topic=first.topic,
+        filter=first.filter or "",
+        parameters=parameter_values(first.parameters),
+        parts=min(first.parts, 2**32 - 1),
+        others=[
+            snapshot_pb2.ExportedTopic(
+                topic=one.topic,
+                filter=one.filter or "",
+                parameters=parameter_values(one.parameters),
+                parts=min(one.parts, 2**32 - 1),
+            )
+            for one in others
+        ],
         lease_micros=0 if lease is None else ttl_micros(lease, "lease"),
         idle_lease_micros=0 if idle_lease is None else ttl_micros(idle_lease, "idle_lease"),
         successor_of=successor_of or "",
@@ -75,6 +117,7 @@ def open_request(
 
 def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_pb2.RenewExportResponse) -> Export:
     """An open export."""
+    names = (response.topic, *response.others)
     return Export(
         export_id,
         response.topic,
@@ -82,6 +125,8 @@ def export(export_id: str, response: snapshot_pb2.OpenExportResponse | snapshot_
         datetime_of(response.as_of_micros),
         timedelta(microseconds=response.lease_micros),
         tuple([part.records for part in response.parts]),
+        tuple(response.others),
+        tuple([names[part.topic] for part in response.parts]) if response.others else (),
     )
 
 

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.disk.layout import Reached, decode_reached
 from sow_server.engine.disk.rocks import INDEXES, MARK_BYTES, MARK_KEY, META, RECORDS, Cursor, Secondary
 from sow_server.engine.pending import Pending
-from sow_server.engine.reading import Cut, IndexCursor, Skipped
+from sow_server.engine.reading import Cut, IndexCursor, Skipped, Wanted
 from sow_server.engine.stored import StoredStatistics
 from sow_server.engine.values.database import Failed, RocksOptions
 from sow_server.engine.values.fields import Steps
@@ -157,6 +157,10 @@ class FollowedCuts:
             None,
             None if unreadable else self._skipped,
         )
+
+    def together(self, wanted: Iterable[Wanted]) -> Sequence[Cut]:
+        """The records of several topics, as `Cuts.together`: all cuts are of this state."""
+        return [self.records(topic, index_paths) for topic, index_paths in wanted]
 
     def _sequential(self, topic: Topic, start: bytes) -> Cursor:
         """A topic that does not fit into the cache would find none of its blocks there the next time, and would push

@@ -125,8 +125,15 @@ class Cut:
             self.total.close()
 
 
+Wanted = tuple[Topic, Collection[Steps]]
+"""A topic to cut, and the paths of the indexes that are needed with it."""
+
+
 class CutSource(Protocol):
     """Opens cuts: the store itself, or a process that follows it."""
+
+    def together(self, wanted: Iterable[Wanted]) -> Sequence[Cut]:
+        """The records of several topics at one instant, as `Cuts.together`."""
 
     def records(
         self,
@@ -285,24 +292,44 @@ class Cuts:
         changes nothing here: a first row that comes from the disk would hold up the writer, which waits for the lock.
         """
         with self._writer.cut_lock:
+            return self._cut(topic, index_paths, self._clock.now_micros(), counted=counted, unreadable=unreadable)
+
+    def together(self, wanted: Iterable[Wanted]) -> Sequence[Cut]:
+        """The records of several topics, cut between the same two commits and at one `now`, with their complete indexes
+        on some paths. Each is closed by itself."""
+        with self._writer.cut_lock:
+            now = self._clock.now_micros()
+            return [self._cut(topic, index_paths, now) for topic, index_paths in wanted]
+
+    def _cut(
+        self,
+        topic: Topic,
+        index_paths: Collection[Steps],
+        now_micros: int,
+        *,
+        counted: bool = False,
+        unreadable: bool = False,
+    ) -> Cut:
+        """Under the cut lock."""
+        indexes: dict[Steps, IndexCursor] = {}
+        if index_paths:
             indexes = {
                 index.steps: IndexCursor(index.prefix, self._rocks.cursor(INDEXES))
                 for index in topic.indexes.all
                 if index.complete and index.steps in index_paths
             }
-            now = topic.last_use_micros = self._clock.now_micros()
-            if topic.view is not None:
-                now = self.as_of(topic, now)
-            return Cut(
-                topic,
-                now,
-                self._writer.last_sequence,
-                topic.acts,
-                self._rocks.cursor(RECORDS),
-                indexes,
-                self._total(topic, now) if counted else None,
-                None if unreadable else self._unsound.skip,
-            )
+        topic.last_use_micros = now_micros
+        now = now_micros if topic.view is None else self.as_of(topic, now_micros)
+        return Cut(
+            topic,
+            now,
+            self._writer.last_sequence,
+            topic.acts,
+            self._rocks.cursor(RECORDS),
+            indexes,
+            self._total(topic, now) if counted else None,
+            None if unreadable else self._unsound.skip,
+        )
 
     def many(
         self, choose: Callable[[Collection[Topic]], Sequence[Topic]], *, skipped: Skipped | None = None

@@ -11,6 +11,7 @@ agree on another one, without talking to each other. Guarantees:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +28,7 @@ class Line:
     """An export and its successors."""
 
     owner: str
-    topic: Topic
+    topics: Sequence[Topic]
     current: str
     """The id of the last one."""
     readers: dict[str, str] = field(default_factory=dict)
@@ -41,9 +42,9 @@ class ExportLines:
         self._lines: dict[str, Line] = {}
         """Each export of a line leads to the line."""
 
-    def begin(self, export_id: str, owner: str, topic: Topic) -> None:
+    def begin(self, export_id: str, owner: str, topics: Sequence[Topic]) -> None:
         """A line with its first export."""
-        self._keep(export_id, Line(owner, topic, export_id))
+        self._keep(export_id, Line(owner, topics, export_id))
 
     def of(self, export_id: str) -> Line | None:
         """The line of an export, as long as it is known."""

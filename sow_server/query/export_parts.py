@@ -1,4 +1,4 @@
-"""One export: a cut of a topic, split into parts that may be read in parallel and repeatedly (rule Q6).
+"""One export: a cut of one topic or several, split into parts that may be read in parallel and repeatedly (rule Q6).
 
 [1]  All records come from one cut. Its one `now` and the filter decide about each record. So the parts together
      have each record that was live and matched, once, whatever happens meanwhile.
@@ -91,25 +91,93 @@ class ExportPiece(NamedTuple):
     position: bytes
 
 
-class Export:
-    """One cut, and its parts. Readings and `prepare` run on reader threads, one piece at a time."""
+class Chosen(NamedTuple):
+    """The records of a topic that an export is to have, and about how many parts."""
 
-    def __init__(
-        self,
-        cuts: CutSource,
-        topic: Topic,
-        given: RecordFilter | None,
-        parts: int,
-        splits: SplitCache,
-        *,
-        owner: str = "",
-        restriction: Restriction = UNRESTRICTED,
-    ) -> None:
-        """`parts`: about how many; 0: the server decides. `owner`: the identity that opens it; `restriction`: the part
-        of the topic that it may see, whose rows `given` has already. Call `prepare` until it returns True before
-        reading."""
+    topic: Topic
+    given: RecordFilter | None = None
+    """None: all records."""
+    parts: int = 0
+    """0: the server decides."""
+    restriction: Restriction = UNRESTRICTED
+    """The part of the topic that the owner may see, whose rows `given` has already."""
+
+
+class Export:
+    """One cut, and its parts, topic by topic. Readings and `prepare` run on reader threads, one piece at a time."""
+
+    def __init__(self, cuts: CutSource, chosen: Sequence[Chosen], splits: SplitCache, *, owner: str = "") -> None:
+        """`owner`: the identity that opens it. Call `prepare` until it returns True before reading."""
         self.id: Final = secrets.token_hex(12)
         self.owner: Final = owner
+        plans = [_plan(one.topic, one.given) for one in chosen]
+        taken = cuts.together(
+            [(one.topic, [bound.steps for bound in plan.bounds]) for one, plan in zip(chosen, plans, strict=True)]
+        )
+        self.shares: Final = [
+            TopicShare(self.id, cut, one, plan, splits) for cut, one, plan in zip(taken, chosen, plans, strict=True)
+        ]
+        """Those of its topics, in the order in which they were asked for."""
+        self.sequence: Final = taken[0].sequence
+        self.now_micros: Final = max(cut.now_micros for cut in taken)  # a view may be as of an earlier time (rule V5)
+        self._unprepared = list(self.shares)
+
+    @property
+    def topics(self) -> Sequence[Topic]:
+        """Its topics."""
+        return [share.topic for share in self.shares]
+
+    @property
+    def restrictions(self) -> Sequence[Restriction]:
+        """The part of each topic that the owner may see."""
+        return [share.restriction for share in self.shares]
+
+    @property
+    def parts(self) -> tuple[PartFigures, ...]:
+        """The parts, by their index."""
+        return tuple([PartFigures(part.records, at) for at, share in enumerate(self.shares) for part in share.parts])
+
+    def prepare(self) -> bool:
+        """Does a bounded piece of the work that finds the parts. True: the parts are known. Raises StoreError once the
+        export has ended."""
+        if self._unprepared and self._unprepared[0].prepare():
+            del self._unprepared[0]
+        return not self._unprepared
+
+    def find_part(self, index: int) -> tuple[TopicShare, int]:
+        """The share that has a part, and the index of the part there."""
+        for share in self.shares:
+            if index < len(share.parts):
+                return share, index
+            index -= len(share.parts)
+        raise IndexError(index)
+
+    def reading(self, index: int, begin: bytes = b"", *, keys_wanted: bool = True) -> Reading:
+        """A reading of a part, from the key `begin` on."""
+        share, at = self.find_part(index)
+        return Reading(share, share.parts[at], begin, keys_wanted=keys_wanted)
+
+    def close(self) -> None:
+        """Releases the cuts once nobody uses them. May be called again."""
+        for share in self.shares:
+            share.close()
+
+
+class PartFigures(NamedTuple):
+    """A part of an export, as its readers see it."""
+
+    records: int
+    """About how many stored records there are to read for it."""
+    topic: int
+    """The number of its topic, from 0."""
+
+
+class TopicShare:
+    """The records of one topic in an export, and their parts."""
+
+    def __init__(self, export_id: str, cut: Cut, chosen: Chosen, plan: Plan, splits: SplitCache) -> None:
+        topic, given, parts, restriction = chosen
+        self._export_id = export_id
         self.granted: Final = None if given is None else given.granted
         """The filter of the rows that the owner may see; None: all."""
         self.restriction: Final = restriction
@@ -118,11 +186,11 @@ class Export:
         self.parts: tuple[ExportPart, ...] = ()
         self._wanted = parts
         self._splits = splits
-        self._plan = _plan(topic, given)
+        self._plan = plan
         self._guard = threading.Lock()
         self._busy = False
         self._closed = False
-        self.cut: Final[Cut] = cuts.records(topic, [bound.steps for bound in self._plan.bounds])
+        self.cut: Final = cut
         self.stored: Final = topic.statistics.records
         """Stored records of the topic, approximately: of a moment after the cut."""
         self.absent: Final = AbsentFields(topic, given)  # in all that was read so far
@@ -131,11 +199,6 @@ class Export:
         self._needs_keys = sieve_wants_keys or self.granted is not None
         """True if keys are read in any case: for the filter, or for the position behind a record [3]."""
         self._preparing: Iterator[tuple[ExportPart, ...] | None] = self._prepare()
-
-    @property
-    def part_records(self) -> Sequence[int]:
-        """The approximate number of stored records to read for each part."""
-        return [part.records for part in self.parts]
 
     @property
     def project(self) -> Callable[[bytes], bytes] | None:
@@ -273,10 +336,6 @@ class Export:
                     visible.append(key)
             yield None
 
-    def reading(self, index: int, begin: bytes = b"", *, keys_wanted: bool = True) -> Reading:
-        """A reading of a part, from the key `begin` on."""
-        return Reading(self, self.parts[index], begin, keys_wanted=keys_wanted)
-
     def find(self, rows: Rows, limit: int, *, keys_wanted: bool) -> tuple[list[bytes], list[bytes], int]:
         """The matching records among the next `limit` stored ones, at most, and the number of stored ones read."""
         keys: list[bytes] = []
@@ -295,7 +354,7 @@ class Export:
         """Guards every use of the cut [4]. Raises StoreError once it is closed."""
         with self._guard:
             if self._closed:
-                raise not_found(self.id, "it has ended")
+                raise not_found(self._export_id, "it has ended")
             assert not self._busy, "one piece at a time"
             self._busy = True
         try:
@@ -322,8 +381,8 @@ class Export:
 class Reading:
     """Owns the position in a part. For one thread at a time."""
 
-    def __init__(self, export: Export, part: ExportPart, begin: bytes, *, keys_wanted: bool) -> None:
-        self._export = export
+    def __init__(self, share: TopicShare, part: ExportPart, begin: bytes, *, keys_wanted: bool) -> None:
+        self._share = share
         self._keys_wanted = keys_wanted
         self._part = part
         self._begin = begin
@@ -336,13 +395,13 @@ class Reading:
     def step(self, limit: int) -> ExportPiece | None:
         """A piece of work: the records found, perhaps none, among at most `limit` stored ones; None: there are no more.
         Raises StoreError once the export has ended."""
-        with self._export.piece():
+        with self._share.piece():
             if self._rows is None:
-                self._rows = self._part.rows(self._export.cut, self._begin)
+                self._rows = self._part.rows(self._share.cut, self._begin)
             if self._rows.ended:
                 return None
             limit, began = min(limit, self._limit), time.perf_counter()
-            keys, values, scanned = self._export.find(self._rows, limit, keys_wanted=self._keys_wanted)
+            keys, values, scanned = self._share.find(self._rows, limit, keys_wanted=self._keys_wanted)
             if (took := time.perf_counter() - began) > PIECE_SECONDS:
                 self._limit = max(1, int(limit * PIECE_SECONDS / took))
             elif values or self._limit < PIECE_RECORDS_FIRST:
@@ -350,7 +409,7 @@ class Reading:
                 self._limit = max(1, min(PIECE_RECORDS_MAX, PIECE_BYTES // (size + 1), 5 * self._limit))
             self.scanned += scanned
             self.returned += len(values)
-            if self._export.granted is not None and keys:
+            if self._share.granted is not None and keys:
                 return ExportPiece(keys, values, keys[-1] + b"\0")  # the next stored key may be hidden [3]
             return ExportPiece(keys, values, self._rows.position)
 

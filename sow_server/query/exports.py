@@ -22,7 +22,7 @@ from sow_server.engine.values.clock import boot_micros
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.query.export_lines import ExportLines
-from sow_server.query.export_parts import not_found
+from sow_server.query.export_parts import PartFigures, not_found
 from sow_server.query.export_splits import SplitCache
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,8 @@ LEASE_MICROS_MIN: Final = MICROS
 LEASE_MICROS_MAX: Final = 24 * 3600 * MICROS
 ENDED_KEPT: Final = 1000
 """Ended exports whose end is remembered, to explain it to clients."""
+NAMES_TOLD: Final = 5
+"""Topics of an export that the log and errors name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,12 @@ class LeasedExport(Protocol):
         """The identity that has opened it."""
 
     @property
-    def topic(self) -> Topic:
-        """Its topic."""
+    def topics(self) -> Sequence[Topic]:
+        """Its topics. It ends with each of them."""
 
     @property
-    def part_records(self) -> Sequence[int]:
-        """The approximate number of stored records to read for each part."""
+    def parts(self) -> Sequence[PartFigures]:
+        """Its parts, by their index."""
 
     def close(self) -> None:
         """Releases the cut once nobody uses it. May be called again."""
@@ -96,7 +98,7 @@ class _OpenExport(Generic[E]):
 
     @property
     def read_whole(self) -> bool:
-        return not self.readers and len(self.whole) == len(self.export.part_records)
+        return not self.readers and len(self.whole) == len(self.export.parts)
 
 
 class Exports(Generic[E]):
@@ -161,9 +163,9 @@ class Exports(Generic[E]):
         if successor_of:
             self._lines.succeed(successor_of, export.id, reader)
         else:
-            self._lines.begin(export.id, export.owner, export.topic)
+            self._lines.begin(export.id, export.owner, export.topics)
 
-    def successor(self, export_id: str, reader: str, *, owner: str, topic: Topic) -> E | None:
+    def successor(self, export_id: str, reader: str, *, owner: str, topics: Sequence[Topic]) -> E | None:
         """The export that `reader` is to read in the place of one that has ended (rule Q8); None: `add` a new one.
 
         Raises StoreError: EXPORT_NOT_FOUND, also where `reader` has read one that has ended; INVALID_ARGUMENT,
@@ -172,11 +174,13 @@ class Exports(Generic[E]):
         line = self._lines.of(export_id)
         if line is None or line.owner != owner:
             raise not_found(export_id, NEVER_OPENED)
-        if self._topics.by_id.get(line.topic.id) is not line.topic:
-            raise topic_deleted(line.topic)
-        if line.topic is not topic:
+        if (gone := self._gone(line.topics)) is not None:
+            raise topic_deleted(gone)
+        if list(line.topics) != list(topics):
             raise StoreError(
-                Reason.INVALID_ARGUMENT, "successor_of: is an export of another topic", field="successor_of"
+                Reason.INVALID_ARGUMENT,
+                f"successor_of: is an export of another topic, or of other ones: {names_of(line.topics)}",
+                field="successor_of",
             )
         read = line.readers.get(reader)
         if read is None:
@@ -223,14 +227,15 @@ class Exports(Generic[E]):
 
     def _judge(self, held: _OpenExport[E]) -> None:
         """Ends an export whose lease is over."""
-        topic = held.export.topic
-        if self._topics.by_id.get(topic.id) is not topic:
-            self._end(held, topic)
+        if (gone := self._gone(held.export.topics)) is not None:
+            self._end(held, gone)
         elif not held.busy and self._elapsed() >= held.due_micros:
             self._end(held, f"nobody has read or renewed it for its lease of {format_micros(held.lease)}")
-        else:
-            # else the topic would be deleted for lack of use while its records are read (rule T1)
-            self._cuts.used(topic)
+
+    def _gone(self, topics: Sequence[Topic]) -> Topic | None:
+        """One of the topics that has been deleted."""
+        by_id = self._topics.by_id
+        return next((topic for topic in topics if by_id.get(topic.id) is not topic), None)
 
     @contextmanager
     def reader(self, export_id: str, name: str = "") -> Generator[E, None, None]:
@@ -291,6 +296,9 @@ class Exports(Generic[E]):
         """Ends the exports whose lease is over. Call it about every second."""
         for held in list(self._held.values()):
             self._judge(held)
+        for held in self._held.values():
+            for topic in held.export.topics:  # else it would be deleted while its records are read (rule T1)
+                self._cuts.used(topic)
 
     def stop(self) -> None:
         """Ends all, and refuses new ones: the server stops."""
@@ -305,13 +313,19 @@ class Exports(Generic[E]):
             del self._ended[next(iter(self._ended))]
         self._ended[export.id] = why
         told = why if isinstance(why, str) else "its topic was deleted"
-        log.info("export_ended", topic=export.topic.name, export=export.id, why=told)
+        log.info("export_ended", topic=names_of(export.topics), export=export.id, why=told)
         export.close()
 
     @property
     def count(self) -> int:
         """The number of open exports."""
         return len(self._held)
+
+
+def names_of(topics: Sequence[Topic]) -> str:
+    """The names of some topics, in a text: the first ones of many."""
+    names = ", ".join(topic.name for topic in topics[:NAMES_TOLD])
+    return names if len(topics) <= NAMES_TOLD else f"{names}, … ({len(topics)})"
 
 
 NEVER_OPENED: Final = "this server has not opened it since its start"

@@ -21,6 +21,7 @@ from sow_server.engine.values.database import Damaged, RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
+from sow_server.query.export_parts import PartFigures
 from sow_server.services.exporting import ReadPart
 
 SOCKET_BYTES: Final = 2**20
@@ -88,18 +89,24 @@ class OpenQuery(NamedTuple):
     restriction: Restriction
 
 
-class OpenExport(NamedTuple):
-    """An export to open, the number of stored records in its topic, and the caller that has the turn. `text` is its
-    filter, `given` has the values of its parameters."""
+class ExportOf(NamedTuple):
+    """A topic of an export, and the number of its stored records. `text` is its filter, `given` has the values of its
+    parameters."""
 
-    caller: str
-    text: str
-    parts: int
-    owner: str
     topic: TopicImage
     records: int
     restriction: Restriction
+    text: str
+    parts: int
     given: Values = NO_VALUES
+
+
+class OpenExport(NamedTuple):
+    """An export to open, and the caller that has the turn."""
+
+    caller: str
+    owner: str
+    topics: tuple[ExportOf, ...]
 
 
 class OpenPart(NamedTuple):
@@ -235,20 +242,20 @@ class Skipped(NamedTuple):
 
 
 class ExportFigures(NamedTuple):
-    """The id of an export, and about how many stored records there are to read for each of its parts."""
+    """The id of an export, and its parts."""
 
     id: str
-    part_records: tuple[int, ...]
+    parts: tuple[PartFigures, ...]
 
     def encode(self) -> bytes:
         """The piece of EXPORT."""
-        return json.dumps([self.id, self.part_records]).encode()
+        return json.dumps([self.id, self.parts]).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> ExportFigures:
         """The figures of a piece."""
-        export_id, records = json.loads(content)
-        return cls(export_id, tuple(records))
+        export_id, parts = json.loads(content)
+        return cls(export_id, tuple([PartFigures(*part) for part in parts]))
 
 
 def encode_part(records: int, message: bytes) -> bytes:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,11 +31,10 @@ from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.turns import CALLER
-from sow_server.filters.parameters import NO_VALUES, Values
-from sow_server.filters.restriction import Restriction
 from sow_server.reader_processes.messages import (
     Connection,
     ExportFigures,
+    ExportOf,
     Kind,
     Message,
     OpenExport,
@@ -52,7 +51,7 @@ from sow_server.reader_processes.messages import (
     pair,
     send,
 )
-from sow_server.services.exporting import ReadPart
+from sow_server.services.exporting import Asked, ReadPart
 
 log = structlog.get_logger(__name__)
 
@@ -253,18 +252,17 @@ class RemoteExport:
         first: bytes,
         *,
         owner: str,
-        topic: Topic,
-        restriction: Restriction,
+        asked: Sequence[Asked],
         lost: Callable[[str], None],
     ) -> None:
         self._run = run
         figures = ExportFigures.decode(first)
         self.id: Final = figures.id
-        self.part_records: Final = figures.part_records
+        self.parts: Final = figures.parts
         self.sequence, self.now_micros = decode_cut(cut)
         self.owner: Final = owner
-        self.topic: Final = topic
-        self.restriction: Final = restriction
+        self.topics: Final = [one.topic for one in asked]
+        self.restrictions: Final = [one.restriction for one in asked]
         self._lost = lost
         run.when_lost(self._gone)  # also if nobody reads it just then
 
@@ -364,9 +362,9 @@ class ReaderProcesses:
     async def ask(self, granted: Granted, request: sow_pb2.QueryRequest) -> RemoteAnswer | None:
         """Answers a query (`services.queries.LongQueries`). Raises StoreError."""
         topic, restriction = granted
-        image = self._image(topic)
-        asked = OpenQuery(CALLER.get(), request.SerializeToString(), image, topic.statistics, restriction)
-        found = await self._begun(Kind.QUERY, asked, topic, image)
+        images = self._images([topic])
+        asked = OpenQuery(CALLER.get(), request.SerializeToString(), images[0], topic.statistics, restriction)
+        found = await self._begun(Kind.QUERY, asked, [topic], images)
         if found is None:
             return None
         self.queries_total += 1
@@ -374,30 +372,32 @@ class ReaderProcesses:
 
     async def open_export(
         self,
-        topic: Topic,
-        restriction: Restriction,
-        text: str,
-        parts: int,
+        asked: Sequence[Asked],
         *,
         owner: str,
-        given: Values = NO_VALUES,
         lost: Callable[[str], None],
     ) -> RemoteExport | None:
         """Opens an export (`services.exporting.LongExports`). Raises StoreError."""
-        image = self._image(topic)
-        asked = OpenExport(CALLER.get(), text, parts, owner, image, topic.statistics.records, restriction, given)
-        found = await self._begun(Kind.EXPORT, asked, topic, image)
+        topics = [one.topic for one in asked]
+        images = self._images(topics)
+        shares = tuple(
+            [
+                ExportOf(image, one.topic.statistics.records, one.restriction, one.text, one.parts, one.given)
+                for image, one in zip(images, asked, strict=True)
+            ]
+        )
+        found = await self._begun(Kind.EXPORT, OpenExport(CALLER.get(), owner, shares), topics, images)
         if found is None:
             return None
         self.exports_total += 1
-        return RemoteExport(*found, owner=owner, topic=topic, restriction=restriction, lost=lost)
+        return RemoteExport(*found, owner=owner, asked=asked, lost=lost)
 
-    def _image(self, topic: Topic) -> TopicImage:
+    def _images(self, topics: Sequence[Topic]) -> list[TopicImage]:
         with self._commits.cut_lock:
-            return TopicImage.of(topic)
+            return [TopicImage.of(topic) for topic in topics]
 
     async def _begun(
-        self, kind: Kind, asked: OpenQuery | OpenExport, topic: Topic, image: TopicImage
+        self, kind: Kind, asked: OpenQuery | OpenExport, topics: Sequence[Topic], images: Sequence[TopicImage]
     ) -> tuple[Run, bytes, bytes] | None:
         """Opens a run in the process with the fewest; returns it with its cut and its first piece. None: it cannot be
         done now. Raises StoreError."""
@@ -409,22 +409,26 @@ class ReaderProcesses:
             async with asyncio.timeout(OPEN_SECONDS):
                 cut = (await run.take()).content
             with self._commits.cut_lock:
-                # The store has taken over every commit that the cut shows. So it shows the topic as the cut does, or
-                # as it became later.
-                unchanged = self._topics.by_id.get(topic.id) is topic and image.shows(topic)
+                # The store has taken over every commit that the cut shows. So it shows the topics as the cut does, or
+                # as they became later.
+                unchanged = all(
+                    self._topics.by_id.get(topic.id) is topic and image.shows(topic)
+                    for topic, image in zip(topics, images, strict=True)
+                )
                 names = self._origins.names
             if unchanged:
                 run.say(Kind.GO, encode_names(names))
                 first = await run.next()
                 assert first is not None, "there is a footer, or the figures of an export"
-                topic.last_use_micros = self._clock.now_micros()
+                for topic in topics:
+                    topic.last_use_micros = self._clock.now_micros()
                 return run, cut, first
         except ReaderLost:
             pass
         except TimeoutError:
-            log.error("reader_process_failed", topic=topic.name, cause=f"no cut after {OPEN_SECONDS:g} s")
+            log.error("reader_process_failed", topic=topics[0].name, cause=f"no cut after {OPEN_SECONDS:g} s")
         except (RocksError, ReaderFault) as error:
-            log.error("reader_process_failed", topic=topic.name, cause=str(error))
+            log.error("reader_process_failed", topic=topics[0].name, cause=str(error))
         except StoreError as error:
             if error.reason is not Reason.RESULT_TOO_LARGE:  # the server's process has more memory to sort in
                 run.close()

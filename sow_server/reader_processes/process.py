@@ -54,7 +54,7 @@ from sow_server.reader_processes.messages import (
     send,
 )
 from sow_server.reader_processes.turn_lock import TurnLock
-from sow_server.services.exporting import PartAnswer, export_of
+from sow_server.services.exporting import Asked, PartAnswer, export_of
 from sow_server.services.records.answering import QueryAnswer, opened, query_of, until_ready
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class ReaderProcess:
         finally:
             answer.close()
 
-    async def _agreed(self, run: _Run, cut: Cut) -> list[str]:
+    async def _agreed(self, run: _Run, cut: Cut | Export) -> list[str]:
         """Tells the cut; the names of the origins, once the server says that the cut counts."""
         send(self._writer, Kind.OPENED, run.number, encode_cut(cut.sequence, cut.now_micros))
         return await run.go
@@ -188,31 +188,31 @@ class ReaderProcess:
             asyncio.create_task(self._at_a_moment(asked.caller, lambda moment: self._open_export(asked, moment)))
         )
         try:
-            names = await self._agreed(run, export.cut)
-            _know(export.topic, names)
+            names = await self._agreed(run, export)
+            for topic in export.topics:
+                _know(topic, names)
             while not await self._work(asked.caller, export.prepare):
                 pass  # in a large topic it takes longer than the server waits for a cut
             self._exports[run.number] = export, names
-            records = tuple(part.records for part in export.parts)
-            await self._piece(run, ExportFigures(export.id, records).encode())
+            await self._piece(run, ExportFigures(export.id, export.parts).encode())
             await asyncio.Future()  # until CLOSE
         finally:
             self._exports.pop(run.number, None)
             export.close()
 
     def _open_export(self, asked: OpenExport, moment: Moment) -> Export:
-        topic = asked.topic.topic(StoredStatistics(records=asked.records))
         cuts = self._follower.at(moment, self._skipped)
-        return export_of(
-            cuts,
-            topic,
-            asked.text,
-            asked.restriction,
-            asked.parts,
-            self._splits,
-            owner=asked.owner,
-            given=asked.given,
-        )
+        topics = [
+            Asked(
+                one.topic.topic(StoredStatistics(records=one.records)),
+                one.restriction,
+                one.text,
+                one.parts,
+                one.given,
+            )
+            for one in asked.topics
+        ]
+        return export_of(cuts, topics, self._splits, owner=asked.owner)
 
     async def _read(self, run: _Run, asked: OpenPart) -> None:
         found = self._exports.get(asked.export)

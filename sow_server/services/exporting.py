@@ -13,10 +13,11 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from sow.v1 import snapshot_pb2
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.reading import CutSource
+from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MessageType
 from sow_server.filters.parameters import NO_VALUES, Values
 from sow_server.filters.restriction import Restriction
-from sow_server.query.export_parts import Export
+from sow_server.query.export_parts import Chosen, Export
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import write_token
 from sow_server.query.exports import LeasedExport
@@ -66,50 +67,75 @@ class ServedExport(LeasedExport, Protocol):
         """The `now` of its cut."""
 
     @property
-    def restriction(self) -> Restriction:
-        """The part of the topic that its owner may see."""
+    def restrictions(self) -> Sequence[Restriction]:
+        """The part of each topic that its owner may see."""
 
     def read(self, asked: ReadPart) -> PartReading:
         """Reads a part."""
 
 
-def export_of(
-    cuts: CutSource,
-    topic: Topic,
-    text: str,
-    restriction: Restriction,
-    parts: int,
-    splits: SplitCache,
-    *,
-    owner: str,
-    given: Values = NO_VALUES,
-) -> Export:
-    """The export of a request; it is to be prepared. `given`: the values of the filter's parameters. Raises
-    StoreError."""
-    wanted = callers_filter(topic, text, restriction, given=given)
-    return Export(cuts, topic, wanted, parts, splits, owner=owner, restriction=restriction)
+class Asked(NamedTuple):
+    """A topic of an export, as it was asked for."""
+
+    topic: Topic
+    restriction: Restriction
+    """The part of it that the caller may see."""
+    text: str
+    """The caller's filter."""
+    parts: int
+    given: Values = NO_VALUES
+    """The values of the filter's parameters."""
+
+
+def export_of(cuts: CutSource, asked: Sequence[Asked], splits: SplitCache, *, owner: str) -> Export:
+    """The export of a request; it is to be prepared. Raises StoreError."""
+    return Export(cuts, [_chosen(at, one) for at, one in enumerate(asked)], splits, owner=owner)
+
+
+def _chosen(at: int, asked: Asked) -> Chosen:
+    """`at`: the place of the topic in the request."""
+    topic, restriction, text, parts, given = asked
+    try:
+        return Chosen(topic, callers_filter(topic, text, restriction, given=given), parts, restriction)
+    except StoreError as error:
+        raise error if at == 0 else of_other(at, error, f"topic {topic.name}: ") from None
+
+
+def of_other(at: int, error: StoreError, told: str = "") -> StoreError:
+    """The error of a field of an export's request, as that of the same field of one of the other topics. `told` stands
+    before its message."""
+    place = f"others[{at - 1}]."
+    return StoreError(
+        error.reason,
+        told + place + error.message,
+        field=place + error.field,
+        retry_after_micros=error.retry_after_micros,
+        details=error.details,
+    )
 
 
 class PartAnswer:
     """The messages of one reading of a part. Its steps run on one thread at a time."""
 
     def __init__(self, export: Export, asked: ReadPart) -> None:
-        self._export = export
+        self._export_id = export.id
         self._asked = asked
-        self._json = export.topic.settings.message_type is MessageType.JSON
+        self._share, _ = export.find_part(asked.part)
+        self._json = self._share.topic.settings.message_type is MessageType.JSON
         self._narrow = narrower(asked.fields) if self._json else None
         self._reading = export.reading(asked.part, asked.begin, keys_wanted=packing.KEY in asked.columns)
 
     def step(self, origins: Sequence[str]) -> tuple[int, bytes] | None:
         """Does a piece of work: the number of records that it found, and their message, which is empty if there are
         none; None: there are no more. Raises StoreError once the export has ended."""
-        asked, export = self._asked, self._export
+        asked = self._asked
         piece = self._reading.step(asked.batch_size)
         if piece is None:
             return None
         if not piece.values:
             return 0, b""
-        response = snapshot_pb2.ReadExportResponse(resume_token=write_token(export.id, asked.part, piece.position))
+        token = write_token(self._export_id, asked.part, piece.position)
+        response = snapshot_pb2.ReadExportResponse(resume_token=token)
         packing.fill_records(
             response.batch,
             piece.keys,
@@ -118,7 +144,7 @@ class PartAnswer:
             origins,
             lines=asked.lines,
             json=self._json,
-            project=export.project,
+            project=self._share.project,
             narrow=self._narrow,
         )
         return len(piece.values), response.SerializeToString()
@@ -126,8 +152,8 @@ class PartAnswer:
     def footer(self) -> bytes:
         """The last message, after all others."""
         returned = self._reading.returned
-        scanned = returned if self._export.granted is not None else self._reading.scanned
-        footer = snapshot_pb2.ExportFooter(returned=returned, scanned=scanned, absent_fields=self._export.absent.paths)
+        scanned = returned if self._share.granted is not None else self._reading.scanned
+        footer = snapshot_pb2.ExportFooter(returned=returned, scanned=scanned, absent_fields=self._share.absent.paths)
         return snapshot_pb2.ReadExportResponse(footer=footer).SerializeToString()
 
 
@@ -136,16 +162,12 @@ class LongExports(Protocol):
 
     async def open_export(
         self,
-        topic: Topic,
-        restriction: Restriction,
-        text: str,
-        parts: int,
+        asked: Sequence[Asked],
         *,
         owner: str,
-        given: Values = NO_VALUES,
         lost: Callable[[str], None],
     ) -> ServedExport | None:
-        """Opens an export whose filter is `text`. `lost` is called with its id when its process is lost. None: no
+        """Opens an export. `lost` is called with its id when its process is lost. None: no
         reader process can open it now. Raises StoreError."""
 
 
@@ -165,11 +187,11 @@ class OwnExport:
         self._origins = origins
         self.id: Final = export.id
         self.owner: Final = export.owner
-        self.topic: Final = export.topic
-        self.sequence: Final = export.cut.sequence
-        self.now_micros: Final = export.cut.now_micros
-        self.restriction: Final = export.restriction
-        self.part_records: Final = export.part_records
+        self.topics: Final = export.topics
+        self.sequence: Final = export.sequence
+        self.now_micros: Final = export.now_micros
+        self.restrictions: Final = export.restrictions
+        self.parts: Final = export.parts
 
     def read(self, asked: ReadPart) -> _OwnReading:
         """Reads a part."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import structlog
 
 from sow.v1 import snapshot_pb2
-from sow_server.access.caller import Call
+from sow_server.access.caller import Call, Granted
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.filters.restriction import UNRESTRICTED, Restriction
+from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.export_parts import PARTS_MAX, Export, not_found
 from sow_server.query.export_tokens import read_token
 from sow_server.query.exports import (
@@ -24,14 +24,24 @@ from sow_server.query.exports import (
     NEVER_OPENED,
     NOT_PERMITTED,
     Exports,
+    names_of,
 )
-from sow_server.services.exporting import LongExports, OwnExport, PartReading, ReadPart, ServedExport, export_of
+from sow_server.services.exporting import (
+    Asked,
+    LongExports,
+    OwnExport,
+    PartReading,
+    ReadPart,
+    ServedExport,
+    export_of,
+    of_other,
+)
 from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.answering import opened
 from sow_server.services.records.positions import on_disk
 from sow_server.services.wire import narrowing, packing
 from sow_server.services.wire.convert import invalid
-from sow_server.services.wire.filter_values import filter_values, values_read
+from sow_server.services.wire.filter_values import filter_values
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +49,8 @@ T = TypeVar("T")
 
 LONG_RECORDS: Final = 10_000
 """An export of a topic with so many records is read in a reader process, if there is one."""
+TOPICS_MAX: Final = 1_000
+"""Topics of one export. Each has a cursor, which is opened while the writer waits: some microseconds."""
 READER_CHARACTERS_MAX: Final = 200
 """The name of a reader (rule Q8)."""
 
@@ -63,8 +75,6 @@ class SnapshotService:
         self._pieces = pieces
 
     async def OpenExport(self, request: snapshot_pb2.OpenExportRequest, call: Call) -> snapshot_pb2.OpenExportResponse:
-        if request.parts > PARTS_MAX:
-            raise invalid("parts", f"must be between 1 and {PARTS_MAX}, or 0")
         lease = request.lease_micros or LEASE_MICROS
         if not LEASE_MICROS_MIN <= lease <= LEASE_MICROS_MAX:
             raise invalid("lease_micros", "must be between 1 s and 24 h, or 0")
@@ -73,27 +83,25 @@ class SnapshotService:
         _check_reader(request.reader)
         if bool(request.successor_of) != bool(request.reader):
             raise invalid("reader", "and successor_of need each other")
-        topic, restriction = call.topic(request.topic)
-        if request.successor_of and (present := self._successor(request, call, topic)) is not None:
+        asked = _asked(request)
+        granted = [_granted(call, at, one.topic) for at, one in enumerate(asked)]
+        topics = [one.topic for one in granted]
+        if request.successor_of and (present := self._successor(request, call, topics)) is not None:
             return self._answered(*self._exports.renew(present.id))
         with call.making("exports", self._exports.held_by(call.owner)), self._exports.room():
             export: ServedExport | None = None
-            if topic.statistics.records >= LONG_RECORDS:
+            if sum(topic.statistics.records for topic in topics) >= LONG_RECORDS:
                 export = await self._long.open_export(
-                    topic,
-                    restriction,
-                    request.filter,
-                    request.parts,
+                    await self._read_on_thread(granted, asked),
                     owner=call.owner,
-                    given=await values_read(self._readers, request.parameters),
                     lost=lambda export_id: self._exports.close(export_id, "the process that read it has ended"),
                 )
             if export is None:
-                export = await self._open_here(topic, restriction, request, call.owner)
+                export = await self._open_here(granted, asked, call.owner)
             try:
                 await on_disk(self._commits, export.sequence)
                 # Another task of the reader may have been faster.
-                present = self._successor(request, call, topic) if request.successor_of else None
+                present = self._successor(request, call, topics) if request.successor_of else None
                 if present is None:
                     self._exports.add(
                         export,
@@ -108,11 +116,13 @@ class SnapshotService:
         if present is not None:
             export.close()
             return self._answered(*self._exports.renew(present.id))
-        log.info("export_opened", topic=topic.name, export=export.id, parts=len(export.part_records))
+        log.info("export_opened", topic=names_of(topics), export=export.id, parts=len(export.parts))
         return self._answered(export, lease)
 
-    def _successor(self, request: snapshot_pb2.OpenExportRequest, call: Call, topic: Topic) -> ServedExport | None:
-        found = self._exports.successor(request.successor_of, request.reader, owner=call.owner, topic=topic)
+    def _successor(
+        self, request: snapshot_pb2.OpenExportRequest, call: Call, topics: Sequence[Topic]
+    ) -> ServedExport | None:
+        found = self._exports.successor(request.successor_of, request.reader, owner=call.owner, topics=topics)
         if found is not None:
             self._check_owner(call, found.id)
         return found
@@ -126,23 +136,18 @@ class SnapshotService:
             as_of_micros=told.as_of_micros,
             lease_micros=told.lease_micros,
             parts=told.parts,
+            others=told.others,
         )
 
-    async def _open_here(
-        self, topic: Topic, restriction: Restriction, request: snapshot_pb2.OpenExportRequest, owner: str
-    ) -> OwnExport:
+    async def _read_on_thread(self, granted: Sequence[Granted], asked: Sequence[_Asked]) -> Sequence[Asked]:
+        """With the values of the parameters: a list of 20,000 takes tens of milliseconds."""
+        if not any(one.parameters for one in asked):
+            return _read(granted, asked)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _read, granted, asked)
+
+    async def _open_here(self, granted: Sequence[Granted], asked: Sequence[_Asked], owner: str) -> OwnExport:
         def made() -> Export:
-            splits = self._exports.splits
-            return export_of(
-                self._reading.cuts,
-                topic,
-                request.filter,
-                restriction,
-                request.parts,
-                splits,
-                owner=owner,
-                given=filter_values(request.parameters),
-            )
+            return export_of(self._reading.cuts, _read(granted, asked), self._exports.splits, owner=owner)
 
         export = await opened(asyncio.get_running_loop().run_in_executor(self._readers, made))
         turn = asyncio.Lock()
@@ -163,18 +168,25 @@ class SnapshotService:
         if owner is not None and not call.owns(owner):
             raise not_found(export_id, NEVER_OPENED)
         export = self._exports.find(export_id)
-        if call.topic(export.topic.name).restriction not in (UNRESTRICTED, export.restriction):
-            raise not_found(export_id, NOT_PERMITTED)
+        for topic, restriction in zip(export.topics, export.restrictions, strict=True):
+            if call.topic(topic.name).restriction not in (UNRESTRICTED, restriction):
+                raise not_found(export_id, NOT_PERMITTED)
 
     def _described(self, export: ServedExport, lease_micros: int) -> snapshot_pb2.RenewExportResponse:
-        topic = export.topic
-        told = export.restriction.rows is None  # the figures count records that the caller may not see
+        # Where the caller may see some rows, the figures count records that it may not see.
+        told = [restriction.rows is None for restriction in export.restrictions]
+        has_journal = any(topic.settings.journal for topic in export.topics)
+        first, *others = [topic.name for topic in export.topics]
         return snapshot_pb2.RenewExportResponse(
             lease_micros=lease_micros,
-            topic=topic.name,
-            bookmark=self._reading.instance.bookmark(export.sequence) if topic.settings.journal else "",
+            topic=first,
+            bookmark=self._reading.instance.bookmark(export.sequence) if has_journal else "",
             as_of_micros=export.now_micros,
-            parts=[snapshot_pb2.ExportPart(records=records if told else 0) for records in export.part_records],
+            parts=[
+                snapshot_pb2.ExportPart(records=part.records if told[part.topic] else 0, topic=part.topic)
+                for part in export.parts
+            ],
+            others=others,
         )
 
     async def ReadExport(self, request: snapshot_pb2.ReadExportRequest, call: Call) -> AsyncGenerator[bytes, None]:
@@ -185,8 +197,8 @@ class SnapshotService:
         _check_reader(request.reader)
         self._check_owner(call, request.export_id)
         with self._exports.reader(request.export_id, request.reader) as export:
-            if request.part >= len(export.part_records):
-                raise invalid("part", f"{request.part} is not below {len(export.part_records)}, the number of parts")
+            if request.part >= len(export.parts):
+                raise invalid("part", f"{request.part} is not below {len(export.parts)}, the number of parts")
             begin = read_token(export.id, request.part, request.resume_token)
             reading = export.read(ReadPart(request.part, begin, wanted, size, request.lines, fields))
             try:
@@ -222,6 +234,43 @@ class SnapshotService:
         if owner is not None and call.owns(owner):  # else it is as if it had ended, which is no error
             self._exports.close(request.export_id)
         return snapshot_pb2.CloseExportResponse()
+
+
+_Asked: TypeAlias = snapshot_pb2.OpenExportRequest | snapshot_pb2.ExportedTopic
+"""A topic of a request: the request itself has the first one."""
+
+
+def _asked(request: snapshot_pb2.OpenExportRequest) -> Sequence[_Asked]:
+    """The topics of a request. Raises StoreError."""
+    asked: Sequence[_Asked] = [request, *request.others]
+    if len(asked) > TOPICS_MAX:
+        raise invalid("others", f"there are {len(asked)} topics, and {TOPICS_MAX} in one export at most")
+    names: set[str] = set()
+    for at, one in enumerate(asked):
+        place = f"others[{at - 1}]." if at else ""
+        if one.topic in names:
+            raise invalid(f"{place}topic", f"{one.topic!r} is in the export already")
+        if one.parts > PARTS_MAX:
+            raise invalid(f"{place}parts", f"must be between 1 and {PARTS_MAX}, or 0")
+        names.add(one.topic)
+    if sum(one.parts for one in asked) > PARTS_MAX + TOPICS_MAX:
+        raise invalid("parts", f"are more than {PARTS_MAX + TOPICS_MAX} for all topics together")
+    return asked
+
+
+def _granted(call: Call, at: int, name: str) -> Granted:
+    """The topic at a place of a request. Raises StoreError."""
+    try:
+        return call.topic(name)
+    except StoreError as error:
+        raise error if at == 0 else of_other(at, error) from None
+
+
+def _read(granted: Sequence[Granted], asked: Sequence[_Asked]) -> Sequence[Asked]:
+    """The topics of an export. Raises StoreError."""
+    return [
+        Asked(*of, one.filter, one.parts, filter_values(one.parameters)) for of, one in zip(granted, asked, strict=True)
+    ]
 
 
 def _check_reader(name: str) -> None:

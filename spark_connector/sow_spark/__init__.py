@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sow_spark.differences import Differences, diff
     from sow_spark.state import alive, state_of_the_world
     from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
+    from sow_spark.stream_ending import stop_for_good
 
 __all__ = [
     "Differences",
@@ -28,6 +29,7 @@ __all__ = [
     "repartition_state",
     "start_state",
     "state_of_the_world",
+    "stop_for_good",
     "stop_state",
 ]
 
@@ -36,6 +38,7 @@ _MODULES = {
     **dict.fromkeys(("Differences", "diff"), "differences"),
     **dict.fromkeys(("alive", "state_of_the_world"), "state"),
     **dict.fromkeys(("read_state", "repartition_state", "start_state", "stop_state"), "state_queries"),
+    "stop_for_good": "stream_ending",
 }
 
 

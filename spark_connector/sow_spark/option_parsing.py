@@ -145,7 +145,7 @@ def parse_reading(options: Mapping[str, str], use: ReadUse | None = None) -> Rea
         "export", ("filter", "parameters", "partitions", "lease", "snapshot"), "it is set when the export is opened"
     )
     given.exclude("export", ("pushFilters",), "its records are chosen when it is opened")
-    given.exclude("export", ("topics", "topicPattern"), "it is one of one topic")
+    given.exclude("export", ("topicPattern",), "its topics were named when it was opened")
     given.exclude("jsonSchema", ("inferRecords",), "no sample is taken")
     columns = given.names("columns")
     new_fields: NewFields = given.word("newFields", get_args(NewFields)) or "ignore"

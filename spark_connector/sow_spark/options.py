@@ -84,9 +84,8 @@ class Reading:
     snapshot: SnapshotOf = "first-read"
     """Batch: the instant that a DataFrame shows."""
     export: str | None = None
-    """Batch: name of an export that the program has opened itself. None: the read opens one."""
-    exports: tuple[tuple[str, str], ...] = ()
-    """Batch: the topics and the exports that `load()` has opened, for `snapshot` = "load"."""
+    """Batch: name of an export that the program has opened itself, or `load()` for `snapshot` = "load". None: the read
+    opens one."""
     push_filters: bool | None = None
     """Batch: push Spark's filters, if Spark's setting is on. None: where this Spark plans each use of a DataFrame by
     itself."""

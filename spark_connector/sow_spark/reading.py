@@ -1,11 +1,11 @@
-"""Batch reads: the driver opens a consistent export of the topic, and the tasks stream its parts as Arrow batches.
+"""Batch reads: the driver opens a consistent export of the topics, and the tasks stream its parts as Arrow batches.
 
-Of several topics it opens an export each. Their parts are put together, so that many small topics make few tasks.
+Parts of several topics are put together, so that many small topics make few tasks.
 
 Guarantees:
 
-    [1]  All rows of a topic are of one cut: no record twice, none missing, none expired at the cut's `as_of` (rules Q1,
-         Q6). Each of several topics has a cut of its own.
+    [1]  All rows are of one cut, also those of several topics: no record twice, none missing, none expired at the cut's
+         `as_of` (rules Q1, Q6).
     [2]  A task yields its parts whole or raises. A repeated task reads the same parts again.
     [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken. An export that
          nobody has begun to read, or whose reading Spark has broken off, ends after `IDLE_LEASE`.
@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from sow_client import SowError
+from sow_client import ExportOf, SowError
 from sow_spark.connection import connect, kept, retried
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
@@ -59,15 +59,15 @@ RECORDS_PER_PARTITION: Final = 100_000
 
 @dataclass(frozen=True, repr=False)
 class Share:
-    """One part of an export, or the share of one task in an export that has taken its place [5]."""
+    """One part of a topic in an export, or the share of one task in an export that has taken its place [5]."""
 
     topic: str
-    export_id: str
+    index: int
+    """That of the part in the export."""
     part: int
+    """Its number among the parts of this topic."""
     parts: int
-    """The number of parts of that export."""
-    filter: str
-    """The filter of the export."""
+    """The number of these; 0: there is none, but in a later export there may be some."""
     form: PayloadForm
 
 
@@ -75,6 +75,9 @@ class Share:
 class ExportPartition(InputPartition):
     """The work of one task."""
 
+    export_id: str
+    exported: tuple[ExportOf, ...]
+    """All that the export is of."""
     shares: tuple[Share, ...]
     lease_seconds: float
     connecting: Connecting
@@ -91,7 +94,7 @@ class SnapshotReader(DataSourceReader):
         self._filters: Sequence[Filter] = ()
 
     def partitions(self) -> list[InputPartition]:
-        """Opens the exports."""
+        """Opens the export."""
         reading = self._reading
         with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
             forms: dict[str, PayloadForm]
@@ -104,56 +107,51 @@ class SnapshotReader(DataSourceReader):
                     topic.name: form_of(replace(reading, topic=topic.name), self._layout, topic.settings.message_type)
                     for topic in topics_read(client, reading)
                 }
-            counts = _parts_of(client, reading, forms)
+            export, exported = self._export(client, forms)
             shares: list[tuple[Share, int]] = []
-            lease_seconds = 0.0
-            for name, form in forms.items():
-                try:
-                    export, text = self._export(client, name, form, counts.get(name, reading.partitions))
-                except SowError as error:
-                    if error.reason == "TOPIC_NOT_FOUND" and reading.topic_pattern is not None:
-                        continue  # it was deleted since the list was made
-                    raise
-                lease_seconds = export.lease.total_seconds()
-                # Where no record matches, there is no part. A later snapshot may have some, so there is a share for
-                # these. Without any partition Spark makes one of its own, which `read` recognises.
-                records = export.parts or (() if reading.is_fixed else (0,))
-                for part, count in enumerate(records):
-                    shares.append((Share(name, export.id, part, len(export.parts), text, form), count))
+            for one in exported:
+                indexes = export.parts_of(one.topic)
+                for part, index in enumerate(indexes):
+                    share = Share(one.topic, index, part, len(indexes), forms[one.topic])
+                    shares.append((share, export.parts[index]))
+                if not indexes and not reading.is_fixed:
+                    # No record matches. A later snapshot may have some, so there is a share for these. Without any
+                    # partition Spark makes one of its own, which `read` recognises.
+                    shares.append((Share(one.topic, 0, 0, 0, forms[one.topic]), 0))
             connecting = kept(reading.connecting, client)
-        if not reading.several:
-            return [ExportPartition((share,), lease_seconds, connecting) for share, _ in shares]
-        wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
-        grouped = packed_together(shares, wanted or RECORDS_PER_PARTITION)
-        return [ExportPartition(some, lease_seconds, connecting) for some in grouped]
+        groups: list[tuple[Share, ...]] = [(share,) for share, _ in shares]
+        if reading.several:
+            wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
+            groups = packed_together(shares, wanted or RECORDS_PER_PARTITION)
+        lease_seconds = export.lease.total_seconds()
+        return [ExportPartition(export.id, exported, some, lease_seconds, connecting) for some in groups]
 
-    def _export(self, client: Client, topic: str, form: PayloadForm, parts: int) -> tuple[Export, str]:
-        """The export of a topic, and its filter."""
+    def _export(self, client: Client, forms: Mapping[str, PayloadForm]) -> tuple[Export, tuple[ExportOf, ...]]:
+        """The export, and what it is of: topics that are read in these forms, each with its filter."""
         reading = self._reading
-        if (name := reading.export or dict(reading.exports).get(topic)) is not None:
+        if (name := reading.export) is not None:
             export = retried(reading.connecting, lambda: client.renew_export(name))
-            if export.topic != topic:
-                raise SowSourceError(
-                    "OPTION_INVALID", f"option export: {name} is an export of topic {export.topic}, not {topic}"
-                )
-            return export, ""
-        user = reading.filter
-        text = user
+            if not set(forms) <= set(export.topics):
+                is_of = f"topics {', '.join(export.topics)}" if export.others else f"topic {export.topic}"
+                others = ", ".join(topic for topic in forms if topic not in export.topics)
+                raise SowSourceError("OPTION_INVALID", f"option export: {name} is an export of {is_of}, not {others}")
+            return export, tuple(map(ExportOf, forms))
+        texts = dict.fromkeys(forms, reading.filter)
         if self._filters:
             from sow_spark.filters import combined
 
-            # A payload as one column has no fields.
-            fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
-            text = combined(user, self._filters, fields, reading.mode)
-
+            for topic, form in forms.items():
+                # A payload as one column has no fields.
+                fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
+                texts[topic] = combined(reading.filter, self._filters, fields, reading.mode)
         try:
-            return opened(client, reading, topic, text, parts), text
+            return opened(client, reading, texts)
         except SowError as error:
-            if error.reason != "FILTER_INVALID" or text == user:
+            if error.reason != "FILTER_INVALID" or set(texts.values()) == {reading.filter}:
                 raise
         # Try the user's filter alone. If the fault is in it, the error comes again, with the right position. If not,
         # this server does not accept our text of Spark's filters, and the export is opened without them.
-        return opened(client, reading, topic, user, parts), user
+        return opened(client, reading, dict.fromkeys(forms, reading.filter))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -161,11 +159,10 @@ class SnapshotReader(DataSourceReader):
             return
         reader = None if self._reading.is_fixed else _reader()
         with connect(partition.connecting) as client:
+            current = None if reader is None else self._current(client, partition, reader)
             for share in partition.shares:
-                export_id, parts = share.export_id, share.parts
-                if reader is not None:
-                    export_id, parts = self._current(client, partition, share, reader)
-                for part in range(share.part, parts, max(share.parts, 1)):
+                export_id = partition.export_id if current is None else current.id
+                for part in parts_of(share, current):
                     yield from self._part(client, partition, share, export_id, part, reader)
 
     def _part(
@@ -190,24 +187,27 @@ class SnapshotReader(DataSourceReader):
         with renewed(lambda: client.renew_export(export_id), partition.lease_seconds), translated(doing):
             yield from batches(decoder, share.topic, records, rows=reading.batch_size)
 
-    def _current(self, client: Client, partition: ExportPartition, share: Share, reader: str) -> tuple[str, int]:
-        """The export that the tasks of `reader` read [5], and the number of its parts."""
-        with translated(f"opening a snapshot of topic {share.topic}"):
-            export = retried(
+    def _current(self, client: Client, partition: ExportPartition, reader: str) -> Export:
+        """The export that the tasks of `reader` read [5]."""
+        with translated(f"opening a snapshot of {self._reading.named}"):
+            return retried(
                 partition.connecting,
                 lambda: client.open_export(
-                    share.topic,
-                    share.filter or None,
-                    self._reading.parameters,
-                    parts=share.parts,
+                    partition.exported,
                     lease=_lease(self._reading),
                     idle_lease=IDLE_LEASE,
-                    successor_of=share.export_id,
+                    successor_of=partition.export_id,
                     reader=reader,
                 ),
                 full=True,
             )
-        return export.id, len(export.parts)
+
+
+def parts_of(share: Share, current: Export | None) -> Sequence[int]:
+    """The parts that a share is in the export that is read now; None: that which was planned."""
+    if current is None:
+        return [share.index] if share.parts else []
+    return current.parts_of(share.topic)[share.part :: max(share.parts, 1)]
 
 
 def packed_together(shares: Iterable[tuple[Share, int]], records: int) -> list[tuple[Share, ...]]:
@@ -234,50 +234,51 @@ def _parts_of(client: Client, reading: Reading, topics: Collection[str]) -> Mapp
     return {name: max(reading.partitions * size // total, 1) for name, size in sizes.items()}
 
 
-def opened(client: Client, reading: Reading, topic: str, text: str, parts: int) -> Export:
-    """Opens an export of a topic for the options, of the records that match `text`."""
-    return retried(
-        reading.connecting,
-        lambda: client.open_export(
-            topic,
-            text or None,
-            reading.parameters,
-            parts=parts,
-            lease=_lease(reading),
-            idle_lease=None if reading.is_fixed else IDLE_LEASE,
-        ),
-        full=True,  # a snapshot that was read in part makes room within a minute
-    )
+def opened(client: Client, reading: Reading, texts: Mapping[str, str]) -> tuple[Export, tuple[ExportOf, ...]]:
+    """Opens an export of topics for the options, of the records of each that match its text. A topic of a pattern that
+    was deleted since they were listed is left out."""
+    counts = _parts_of(client, reading, texts)
+    left = dict(texts)
+    while True:
+        exported = tuple(
+            [
+                ExportOf(topic, text or None, reading.parameters, counts.get(topic, reading.partitions))
+                for topic, text in left.items()
+            ]
+        )
+        try:
+            export = retried(
+                reading.connecting,
+                lambda exported=exported: client.open_export(  # type: ignore[misc]  # a lambda's default argument
+                    exported, lease=_lease(reading), idle_lease=None if reading.is_fixed else IDLE_LEASE
+                ),
+                full=True,  # a snapshot that was read in part makes room within a minute
+            )
+        except SowError as error:
+            gone = error.details.get("topic", "") if error.reason == "TOPIC_NOT_FOUND" else ""
+            if reading.topic_pattern is None or gone not in left or len(left) == 1:
+                raise
+            del left[gone]
+        else:
+            return export, exported
 
 
 def opened_at_load(reading: Reading) -> Reading:
-    """The options with exports that are opened now, which every use of the DataFrame then reads."""
-    loaded = reading
+    """The options with an export that is opened now, which every use of the DataFrame then reads."""
     with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
-        topics = tuple(topic.name for topic in topics_read(client, reading))
-        parts = _parts_of(client, reading, topics)
-        try:
-            for topic in topics:
-                export = opened(client, reading, topic, reading.filter, parts.get(topic, reading.partitions))
-                loaded = replace(loaded, exports=(*loaded.exports, (topic, export.id)))
-        except BaseException:
-            _close(client, loaded)
-            raise
-        if reading.several:  # topics that match the pattern later have no export
-            loaded = replace(loaded, topics=topics, topic_pattern=None)
-        return replace(loaded, connecting=kept(reading.connecting, client))
+        names = [topic.name for topic in topics_read(client, reading)]
+        export, _ = opened(client, reading, dict.fromkeys(names, reading.filter))
+        loaded = replace(reading, export=export.id, connecting=kept(reading.connecting, client))
+        if reading.several:  # topics that match the pattern later are not in the export
+            loaded = replace(loaded, topics=export.topics, topic_pattern=None)
+        return loaded
 
 
 def closed(loaded: Reading) -> None:
-    """Ends the exports of `opened_at_load`, if the server can be reached; otherwise they end with their lease."""
-    with connect(loaded.connecting) as client:
-        _close(client, loaded)
-
-
-def _close(client: Client, loaded: Reading) -> None:
-    with suppress(SowError):
-        for _, export in loaded.exports:
-            client.close_export(export)
+    """Ends the export of `opened_at_load`, if the server can be reached; otherwise it ends with its lease."""
+    assert loaded.export is not None, "it was opened"
+    with connect(loaded.connecting) as client, suppress(SowError):
+        client.close_export(loaded.export)
 
 
 def _lease(reading: Reading) -> str | None:

@@ -5,6 +5,8 @@ same, `check_loss` and `tell_loss` say so.
          than its lease.
     [2]  A note is a pin at another instance: it tells that a micro-batch which ends at the first one was read there
          (stream_reading [4]).
+    [3]  Spark ends the process of a reader with SIGKILL, whether a query is stopped, fails or ends by itself, and calls
+         nothing before. So a pin stays for its lease, unless `stop_for_good` removes it.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from sow_client import SowError
 from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
-from sow_spark.reading import renewed
+from sow_spark.reading import RENEWALS_PER_LEASE, renewed
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
 
+RENEWED_SECONDS: Final = 60.0
+"""At least so often, so that one can tell the pin of a dead query from others."""
 NOTE: Final = ".moved"
 """Behind the name of the pin: the name of the pin that notes a move [2]."""
 
@@ -97,7 +101,8 @@ class Pins:
                     client.pin_journal(topic, name, position, idle_ttl=lease, reader=reader())
 
         lease = f"{self._reading.pin_lease_micros}us"
-        life.enter_context(renewed(again, self._reading.pin_lease_micros / 1e6))
+        seconds = min(self._reading.pin_lease_micros / 1e6, RENEWALS_PER_LEASE * RENEWED_SECONDS)
+        life.enter_context(renewed(again, seconds))
 
     # ---- notes ----
 

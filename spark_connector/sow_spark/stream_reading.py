@@ -316,6 +316,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = offset_of(self._head)
         offset["recordsBehind"], offset["secondsBehind"] = self._behind
         offset["server"] = self._instance.connecting.server
+        if self._last is not None and "pin" in self._last:
+            offset["pin"] = self._last["pin"]
         return offset
 
     # ---- the changes of a micro-batch ----
@@ -399,7 +401,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("%s", error)
 
     def stop(self) -> None:
-        """Stops renewing the pin, which stays for `pinLease`: the query may be restarted."""
+        """Stops renewing the pin, which stays for `pinLease`: the query may be restarted. Spark does not call it
+        (stream_pins [3])."""
         self._instance.close()
 
     # ---- several instances ----

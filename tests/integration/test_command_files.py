@@ -73,6 +73,25 @@ def test_an_image_comes_back_as_it_went_in(server: ServerProcess) -> None:
 # ---- exports ----
 
 
+def test_several_topics_are_written_at_one_instant(server: ServerProcess, tmp_path: Path) -> None:
+    """Q6. Each into a file of its own; nothing is left of any where one cannot be written."""
+    files = tmp_path / "orders.ndjson", tmp_path / "images.csv"
+    asked = ("export", "orders", files[0], "--also", "images", files[1])
+    result = run(server, *asked)
+    assert result.exit_code == 0, result.output
+    one, other = map(json.loads, result.stdout.splitlines())
+    assert [(one["topic"], one["records"]), (other["topic"], other["file"])] == [
+        ("orders", 4),
+        ("images", str(files[1])),
+    ]
+    assert (one["as_of_micros"], one["bookmark"]) == (other["as_of_micros"], other["bookmark"])
+    assert len(files[0].read_text().splitlines()) == 4
+    before = [file.read_bytes() for file in files]
+    for wrong in ((*asked, "--also", "orders", tmp_path / "b.csv"), (*asked, "--also", "images", files[0])):
+        assert run(server, *wrong).exit_code != 0
+    assert (sorted(tmp_path.iterdir()), [file.read_bytes() for file in files]) == (sorted(files), before)
+
+
 def test_parquet_has_a_typed_column_for_each_field(server: ServerProcess, tmp_path: Path) -> None:
     told = done(server, "export", "orders", tmp_path / "orders.parquet")
 

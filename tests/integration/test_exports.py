@@ -15,7 +15,17 @@ import grpc
 import pytest
 
 from sow.v1 import snapshot_pb2, snapshot_pb2_grpc
-from sow_client import AsyncClient, Client, Export, NotFound, PackedColumn, PackedRecords, SowError, Unavailable
+from sow_client import (
+    AsyncClient,
+    Client,
+    Export,
+    ExportOf,
+    NotFound,
+    PackedColumn,
+    PackedRecords,
+    SowError,
+    Unavailable,
+)
 from tests.support.servers.proxy import Proxy
 from tests.support.servers.server import ServerProcess
 from tests.support.simulation.clients import Connect, connect
@@ -180,6 +190,96 @@ def test_changes_after_the_bookmark_are_those_after_the_export(client: Client) -
     assert numbers(client.read_export(export.id, 0)) == [1]
     client.publish("still", {"n": 1})
     assert client.open_export("still").bookmark is None
+
+
+def totals(client: Client, export: Export) -> dict[str, int]:
+    """By topic of an export: the number of its documents, or the sum of their `records`."""
+    found = dict.fromkeys(export.topics, 0)
+    for part, topic in enumerate(export.part_topics):
+        for records in client.read_export(export.id, part):
+            found[topic] += sum(json.loads(payload).get("records", 1) for payload in payloads(records))
+    return found
+
+
+@pytest.mark.both_clients
+def test_several_topics_are_exported_at_one_instant(server: ServerProcess, client: Client) -> None:
+    """Q6. A view changes in the commit of its source, so both are whole only at one instant. The topic behind them gets
+    a record after each that is acknowledged."""
+    client.create_topic("source", key=["/n"], exist_ok=True)
+    client.create_view("counts", source="source", group_by=["/even"], select={"records": "COUNT(*)"}, exist_ok=True)
+    client.create_topic("behind", key=["/n"], exist_ok=True)
+    stop = threading.Event()
+
+    def write() -> None:
+        with server.client() as other:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                for topic in ("source", "behind"):
+                    other.publish(topic, {"n": number, "even": number % 2}, durability="buffered")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        for _ in range(20):
+            export = client.open_export(["counts", "behind", "source"])
+            assert export.topics == ("counts", "behind", "source")
+            found = totals(client, export)
+            assert found["counts"] == found["source"]
+            assert found["source"] - found["behind"] in (0, 1)
+            assert totals(client, export) == found, "also when it is read again"
+            client.close_export(export.id)
+    finally:
+        stop.set()
+        writing.join()
+
+
+def test_each_topic_of_an_export_may_have_a_filter_and_a_number_of_parts(client: Client) -> None:
+    client.sow_delete("going", all=True)
+    client.publish_many("going", [{"n": number} for number in range(5)])
+    export = client.open_export(
+        [ExportOf("large", "/n < :n", {"n": 250}, parts=2), "going", ExportOf("still", "1 = 2")], "/n = 3", lease="1m"
+    )
+    assert (export.topic, export.others) == ("large", ("going", "still"))
+    assert export.parts_of("going") == [len(export.parts) - 1]
+    assert export.parts_of("still") == []
+    large = [number for part in export.parts_of("large") for number in numbers(client.read_export(export.id, part))]
+    assert sorted(large) == list(range(250))
+    assert numbers(client.read_export(export.id, export.parts_of("going")[0])) == [3]
+    assert client.renew_export(export.id) == export
+    client.close_export(export.id)
+
+
+def test_an_export_of_several_topics_ends_with_each_of_them(client: Client) -> None:
+    client.create_topic("brief", key=["/n"])
+    export = client.open_export(["going", "brief"])
+    client.delete_topic("brief", force=True)
+    for call in (lambda: client.renew_export(export.id), lambda: list(client.read_export(export.id, 0))):
+        with pytest.raises(NotFound, match="brief has been deleted") as error:
+            call()
+        assert error.value.reason == "TOPIC_DELETED"
+
+
+def test_a_refusal_names_the_topic_of_an_export_that_is_at_fault(client: Client) -> None:
+    for topics, field, text in (
+        (["large", "goin"], "others[0].topic", "there is no topic 'goin'; did you mean 'going'?"),
+        (["large", "going", "large"], "others[1].topic", "'large' is in the export already"),
+        (
+            ["large", ExportOf("going", "/n <")],
+            "others[0].filter",
+            "topic going: others[0].filter: expected a value at 4",
+        ),
+        (["large", ExportOf("going", "/n = :x")], "others[0].filter", ":x"),
+        ([ExportOf("large", parts=6_000), ExportOf("going", parts=6_000)], "parts", "more than 11000 for all topics"),
+        (["large", ExportOf("going", parts=10_001)], "others[0].parts", "between 1 and 10000"),
+        ([f"t{number}" for number in range(1_001)], "others", "there are 1001 topics"),
+    ):
+        with pytest.raises(SowError) as error:
+            client.open_export(topics)  # type: ignore[arg-type]  # both kinds
+        assert error.value.details["field"] == field
+        assert text in str(error.value)
+    with pytest.raises(SowError, match="topic: names no topic"):
+        client.open_export([])
 
 
 def test_a_refusal_names_the_fault_of_the_request(server: ServerProcess, client: Client) -> None:

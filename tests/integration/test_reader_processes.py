@@ -253,6 +253,46 @@ def test_the_exports_of_a_lost_reader_process_are_gone(fresh: ServerProcess) -> 
         client.close_export(again.id)
 
 
+def test_a_reader_process_shows_several_topics_at_one_instant(fresh: ServerProcess) -> None:
+    """Q6. The records behind those of `t` are published after them, one by one; the view changes in their commit."""
+    with fresh.client() as client:
+        client.create_topic("behind", key=["/id"])
+        client.create_view("counts", source="t", group_by=["/group"], select={"records": "COUNT(*)"})
+        pid = reader_of(fresh, client)
+        stop = threading.Event()
+
+        def write() -> None:
+            with fresh.client() as other:
+                number = MANY
+                while not stop.is_set():
+                    number += 1
+                    for topic in ("t", "behind"):
+                        other.publish(topic, {"id": f"{number:06}", "group": 7}, durability="buffered")
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        try:
+            for _ in range(10):
+                export = client.open_export(["counts", "t", "behind"])
+                found = dict.fromkeys(export.topics, 0)
+                for part, topic in enumerate(export.part_topics):
+                    for batch in client.read_export(export.id, part, lines=True):
+                        found[topic] += sum(
+                            json.loads(line).get("records", 1) for line in bytes(batch.payloads).splitlines()
+                        )
+                assert found["counts"] == found["t"]
+                assert found["t"] - MANY - found["behind"] in (0, 1)
+                client.close_export(export.id)
+        finally:
+            stop.set()
+            writing.join()
+        export = client.open_export(["behind", "t"])
+        kill(pid)
+        until(lambda: losses(fresh), SECONDS, "its loss")
+        with pytest.raises(NotFound, match="the process that read it has ended"):
+            list(client.read_export(export.id, 0))
+
+
 def test_the_answer_of_a_caller_that_may_see_a_part_has_that_part(tmp_path: Path) -> None:
     """rules A4, A5: what a caller may see is decided before a reader process is asked, and holds there."""
     write_access(

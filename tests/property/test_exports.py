@@ -17,7 +17,7 @@ from sow_server.engine.disk.rocks import cursor
 from sow_server.engine.stored import HEADER_BYTES
 from sow_server.engine.values.model import ABSENT, Delete, Lifetime, LifetimeKind, Publish
 from sow_server.query import export_parts, race, sources
-from sow_server.query.export_parts import Export, Reading
+from sow_server.query.export_parts import Chosen, Export, Reading
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
 from sow_server.query.filtering import record_filter
@@ -75,7 +75,7 @@ def test_an_export_has_the_records_alive_at_its_cut_despite_later_changes(
             topic = rig.topic("t")
             given_filter = record_filter(topic, text, 0) if text else None
             alive = rig.live("t")
-            opened = Export(rig.store.cuts, topic, given_filter, parts, splits)
+            opened = Export(rig.store.cuts, [Chosen(topic, given_filter, parts)], splits)
             while not opened.prepare():
                 change(rig, random)
             sizes = [part.records for part in opened.parts]

@@ -266,7 +266,10 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
         ({"topics": "a,b", "path": "c"}, "option topics: and path exclude each other"),
         ({"topics": "a", "topicPattern": "c"}, "option topics: and topicPattern exclude each other"),
         ({"topics": ","}, "option topics: names no topic"),
-        ({"topics": "a,b", "export": "e1"}, "option topics: and export exclude each other: it is one of one topic"),
+        (
+            {"topicPattern": "a", "export": "e1"},
+            "option topicPattern: and export exclude each other: its topics were named",
+        ),
         ({"topicPattern": "("}, "option topicPattern: '(' is no regular expression"),
         ({"topic": "t", "partitoins": "3"}, "option partitoins: is unknown; did you mean partitions?"),
         ({"topic": "t", "ttlcolumn": "x"}, "option ttlColumn: is one of writing, not of reading"),

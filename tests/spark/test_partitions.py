@@ -94,7 +94,7 @@ def test_many_small_topics_share_a_partition_and_a_large_one_has_several(server:
 
 def test_a_partition_has_a_hundred_topics_at_most() -> None:
     """given 250 shares of few records, and large ones / when they are put together / then by records and by number"""
-    small = [(Share(f"t{at}", "x", 0, 1, "", "columns"), 1) for at in range(250)]
+    small = [(Share(f"t{at}", at, 0, 1, "columns"), 1) for at in range(250)]
     assert [len(some) for some in packed_together(small, 100_000)] == [100, 100, 50]
     assert [len(some) for some in packed_together(small[:7], 3)] == [3, 3, 1]
     large = [(share, 60) for share, _ in small[:4]]

@@ -44,7 +44,7 @@ SHOWN_BY = {
     "Batch reads": {
         "rows": "reading.every_record_comes_once_from_any_number_of_partitions",
         "several in one DataFrame": "partitions.many_small_topics_share_a_partition_and_a_large_one_has_several "
-        "reading.a_frame_of_several_topics_shows_the_instant_of_each",
+        "reading.all_topics_of_a_frame_are_of_one_instant",
         "one instant for all partitions": "reading.no_record_twice_or_missing_while_publishing_goes_on",
         "one instant for several actions": "reading.several_actions_see_one_cut_by_an_export_of_the_programs_own "
         "reading.a_frame_of_one_instant_never_shows_another_one "

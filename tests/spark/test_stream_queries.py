@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import IntegerType
 
-from sow_client import Client
+import sow_spark
+from sow_client import Client, Durable
 from sow_spark.stream_offsets import sequence_of
-from tests.support.servers.server import ServerProcess
+from tests.support.servers.server import ServerProcess, until
 
 MICRO_BATCHES_HAVE_LIMITS = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
 """Not with PySpark 4.1: a run with `availableNow` takes one micro-batch there, as docs/spark.md says."""
@@ -92,6 +95,53 @@ def test_a_query_goes_on_where_it_stopped(
     publish(client, "q1", 5)
     runs()
     assert [row[:3] for row in seen[2:]] == [(1, "k1", "delete"), (5, "k2", "put")]
+
+
+def pins(client: Client, topic: str) -> list[Durable]:
+    return [one for one in client.durables(topic) if one.pin]
+
+
+@pytest.mark.parametrize(
+    "end", [*("stop", "for good"), *[pytest.param(end, marks=pytest.mark.long) for end in ("failure", "available now")]]
+)
+def test_a_pin_stays_for_its_lease_after_its_query_unless_that_has_ended_for_good(
+    spark: SparkSession, server: ServerProcess, client: Client, tmp_path: Path, end: str
+) -> None:
+    """J18, stream_pins [3]. A query goes on from its checkpoint after a stop and a failure, so the journal is kept for
+    it. While it runs the pin is renewed; afterwards nobody renews it."""
+    topic = f"pinned.{end.replace(' ', '.')}"
+    publish(client, topic, 1)
+    options = {"topic": topic, "startingFrom": "earliest", "pinLease": "3s"}
+    fails = threading.Event()
+
+    def take(batch: DataFrame, _: int) -> None:
+        batch.collect()
+        if fails.is_set():
+            raise ValueError("as asked")
+
+    writer = started(spark, server, tmp_path, "n LONG", **options).foreachBatch(take)
+    query = writer.trigger(availableNow=True).start() if end == "available now" else writer.start()
+    until(lambda: pins(client, topic), 60, "the pin")
+    (pin,) = pins(client, topic)
+    assert (pin.settings.idle_ttl, pin.reader[:7]) == ("3s", "Spark 4")
+    until(lambda: query.lastProgress, 60, "a micro-batch")
+    if end == "available now":
+        finished(query)
+    elif end == "failure":
+        fails.set()
+        publish(client, topic, 2)
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(60)
+    else:
+        until(lambda: pins(client, topic)[0].last_use_time > pin.last_use_time, 60, "a renewal")
+        if end == "stop":
+            query.stop()
+    if end == "for good":
+        removed = sow_spark.stop_for_good(query, {**options, "server": server.address})
+        assert (removed, pins(client, topic), query.isActive) == ([f"{topic}/{pin.name}"], [], False)
+        return
+    assert pins(client, topic), "it has not ended with the query"
+    until(lambda: not pins(client, topic), 60, "the end of the lease")
 
 
 @pytest.mark.long

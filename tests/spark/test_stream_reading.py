@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import DataType, LongType, StringType, StructType, TimestampType
 
 from sow_client import Client, Topic
-from sow_spark import stream_pins
+from sow_spark import reading, stream_pins
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
@@ -270,8 +270,10 @@ def test_a_pin_that_is_made_again_has_the_lease_of_the_query(
     """given a query whose pin has ended, as after a long sleep of its machine / when the pin is renewed / then it has
     the lease and the reader of the query. It had the server's hour, and no reader."""
     renewals: list[Callable[[], object]] = []
+    periods: list[float] = []
 
     def renewed(renew: Callable[[], object], lease_seconds: float) -> AbstractContextManager[None]:
+        periods.append(lease_seconds / reading.RENEWALS_PER_LEASE)
         renewals.append(renew)
         return nullcontext()
 
@@ -285,6 +287,7 @@ def test_a_pin_that_is_made_again_has_the_lease_of_the_query(
     pin = client.describe_durable("s5.slept", name)
     assert (pin.settings.idle_ttl, pin.reader) == ("30m", stream_pins.reader())
     reader.stop()
+    assert periods == [60.0], "so that one can tell when its query has ended"
 
 
 def kept(client: Client, offset: Offset) -> int:

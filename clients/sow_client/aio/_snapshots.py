@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 
 import grpc
@@ -15,7 +15,7 @@ from sow.v1 import snapshot_pb2
 from sow_client import _changes, _exports, _lines, _statuses, _transport
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._contract import needed
-from sow_client._exports import Export
+from sow_client._exports import Export, ExportOf
 from sow_client._keys import Key
 from sow_client._lines import Home
 from sow_client._packed import PackedColumn, PackedRecords
@@ -30,7 +30,7 @@ class AsyncSnapshots(AsyncCalls):
 
     async def open_export(
         self,
-        topic: str,
+        topic: str | Sequence[str | ExportOf],
         filter: str | None = None,  # noqa: A002 - the name that users know from the contract
         parameters: Parameters | None = None,
         *,
@@ -41,6 +41,10 @@ class AsyncSnapshots(AsyncCalls):
         reader: str | None = None,
     ) -> Export:
         """Opens a consistent export of the live records of a topic that match `filter`, to be read in parts.
+
+        With several topics it shows all of them at one instant, so a commit that changes two is in both or in none. A
+        topic that is given as `ExportOf` has a filter of its own. `Export.parts_of` tells which parts a topic has. The
+        export ends with each of its topics.
 
         `parameters`: the values of the names in the filter. `parts`: their approximate number; 0: the server decides.
         The export ends when it was not read or renewed for `lease` (1 s to 24 h, by default 10 min). `idle_lease`

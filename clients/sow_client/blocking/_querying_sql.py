@@ -1,12 +1,14 @@
 # Generated from aio/_querying_sql.py by clients/generate_blocking.py. Change that file, then run `make client`.
-"""SQL over topics: DuckDB runs a SELECT over the records of each, as they were at one instant."""
+"""SQL over topics: DuckDB runs a SELECT over their records, as they were at one instant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from sow_client._exports import ExportOf
 from sow_client._packed import PackedRecords
 from sow_client._payloads import PayloadForm
 from sow_client.blocking._administration import Administration
@@ -24,7 +26,7 @@ class SqlResult:
     def __init__(self, database: Database, topics: Sequence[SqlTopic], schema: Any) -> None:
         self._database = database
         self.topics = {one.topic: one for one in topics}
-        """The topics that it has read, each as it was at one instant."""
+        """The topics that it has read, as they were at one instant."""
         self.schema = schema
         """The `pyarrow.Schema` of the rows."""
         self.columns: tuple[str, ...] = tuple(schema.names)
@@ -87,10 +89,9 @@ class Sql(Administration, Snapshots):
         """Answers one SELECT of DuckDB over topics. `parameters` are the values of `$name` in the text.
 
         Tables are topics, columns the top-level fields of their records and the metadata `_key`, `_version`,
-        `_publish_time`, `_expire_time` (null: never), `_origin` and `_sequence`. Each topic is read as it was at one
-        instant, which `result.topics` tells; two topics have two. The server judges conditions that it can, and DuckDB
-        all of them. `push=False` reads all records, for the same answer. `memory` bounds DuckDB; beyond it lie
-        temporary files.
+        `_publish_time`, `_expire_time` (null: never), `_origin` and `_sequence`. All topics are read as they were at
+        one instant, which `result.topics` tells. The server judges conditions that it can, and DuckDB all of them.
+        `push=False` reads all records, for the same answer. `memory` bounds DuckDB; beyond it lie temporary files.
 
         Raises InvalidArgument for a text that is no SELECT over topics, or needs more memory. Needs `sow[sql]`.
 
@@ -122,15 +123,26 @@ class Sql(Administration, Snapshots):
         from sow_client import _sql_database
 
         statement = database.statement
-        tables: list[Table] = []
+        settings = {name: (self.describe_topic(name)).settings for name in statement.topics}
+        forms = {name: PayloadForm(one.message_type, one.fix_separator) for name, one in settings.items()}
+        choices = {name: None if whole else statement.choice(name, form.message_type) for name, form in forms.items()}
+        filters = {
+            name: choice.filtered if choice is not None and push else (None, {}) for name, choice in choices.items()
+        }
+        export = self.open_export([ExportOf(name, *filtered) for name, filtered in filters.items()])
         try:
-            for name in statement.topics:
-                settings = (self.describe_topic(name)).settings
-                form = PayloadForm(settings.message_type, settings.fix_separator)
-                choice = None if whole else statement.choice(name, form.message_type)
-                filtered = choice.filtered if choice is not None and push else (None, {})
-                export = self.open_export(name, *filtered)
-                tables.append(_sql_database.Table(database, name, form, choice, export, filtered, whole=whole))
+            tables = [
+                _sql_database.Table(
+                    database,
+                    name,
+                    form,
+                    choices[name],
+                    export if settings[name].journal else replace(export, bookmark=None),
+                    filters[name],
+                    whole=whole,
+                )
+                for name, form in forms.items()
+            ]
             for table in tables:
                 if table.has_fields:
                     self._read_table(table, table.look)
@@ -141,16 +153,15 @@ class Sql(Administration, Snapshots):
                 table.begin()
                 self._read_table(table, table.insert)
         finally:
-            for table in tables:
-                with suppress(SowError):  # it ends by itself
-                    self.close_export(table.export.id)
+            with suppress(SowError):  # it ends by itself
+                self.close_export(export.id)
         return tables
 
     def _read_table(self, table: Table, work: Callable[[PackedRecords], None]) -> None:
         from sow_client._sql_database import BATCH_RECORDS
 
         export, columns = table.export, table.packed
-        for part in range(len(export.parts)):
+        for part in export.parts_of(table.topic):
             for records in self.read_export(
                 export.id, part, columns=columns, batch_size=BATCH_RECORDS, fields=table.fields
             ):

@@ -68,7 +68,7 @@ export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> 
   "sow.v1.SetPolicyRequest": Object.fromEntries(CAPS.map((name) => [`policy.topic.${name}`, 3])),
   "sow.v1.RestampRequest": PARAMETERS,
   "sow.v1.WatchFiguresRequest": { history_micros: 3 },
-  "sow.v1.OpenExportRequest": PARAMETERS,
+  "sow.v1.OpenExportRequest": { ...PARAMETERS, others: 3 },
   "sow.v1.ReadChangesRequest": PARAMETERS,
 };
 

@@ -179,6 +179,7 @@ class OpenExportRequest(_message.Message):
     SUCCESSOR_OF_FIELD_NUMBER: _builtins.int
     READER_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name."""
     filter: _builtins.str
@@ -204,6 +205,13 @@ class OpenExportRequest(_message.Message):
         filter, and each of the filter has to be here.
         """
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportedTopic]:
+        """Other topics in the same export, at most 999: all are cut at one instant. It has one lease and one successor, and ends
+        with each of its topics. Their order is that of the parts, behind those of `topic`. All topics together have at most
+        11,000 `parts`.
+        """
+
     def __init__(
         self,
         *,
@@ -215,14 +223,72 @@ class OpenExportRequest(_message.Message):
         successor_of: _builtins.str = ...,
         reader: _builtins.str = ...,
         parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
+        others: _abc.Iterable[Global___ExportedTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "idle_lease_micros", b"idle_lease_micros", "lease_micros", b"lease_micros", "parameters", b"parameters", "parts", b"parts", "reader", b"reader", "successor_of", b"successor_of", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "idle_lease_micros", b"idle_lease_micros", "lease_micros", b"lease_micros", "others", b"others", "parameters", b"parameters", "parts", b"parts", "reader", b"reader", "successor_of", b"successor_of", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OpenExportRequest: _TypeAlias = OpenExportRequest  # noqa: Y015
+
+@_typing.final
+class ExportedTopic(_message.Message):
+    """One of the other topics of an export."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ParametersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _types_pb2.Parameter: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _types_pb2.Parameter | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Its name. No topic is named twice."""
+    filter: _builtins.str
+    """As OpenExportRequest.filter, for this topic."""
+    parts: _builtins.int
+    """As OpenExportRequest.parts, for this topic."""
+    @_builtins.property
+    def parameters(self) -> _containers.MessageMap[_builtins.str, _types_pb2.Parameter]:
+        """As OpenExportRequest.parameters, for this filter."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        parts: _builtins.int = ...,
+        parameters: _abc.Mapping[_builtins.str, _types_pb2.Parameter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "parameters", b"parameters", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportedTopic: _TypeAlias = ExportedTopic  # noqa: Y015
 
 @_typing.final
 class OpenExportResponse(_message.Message):
@@ -236,11 +302,12 @@ class OpenExportResponse(_message.Message):
     LEASE_MICROS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     export_id: _builtins.str
     """Its name in other calls."""
     bookmark: _builtins.str
-    """The position in the journal at which it was cut: the changes after it follow the export. Empty if the topic has no
-    journal.
+    """The position in the journal at which it was cut: the changes after it follow the export. Empty if none of its topics
+    has a journal.
     """
     as_of_micros: _builtins.int
     """The one instant at which expiry was judged (rule L8)."""
@@ -252,6 +319,10 @@ class OpenExportResponse(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportPart]:
         """The parts. A part is read by its index. Empty: no record can match."""
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its other topics."""
+
     def __init__(
         self,
         *,
@@ -261,10 +332,11 @@ class OpenExportResponse(_message.Message):
         lease_micros: _builtins.int = ...,
         parts: _abc.Iterable[Global___ExportPart] | None = ...,
         topic: _builtins.str = ...,
+        others: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "export_id", b"export_id", "lease_micros", b"lease_micros", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "export_id", b"export_id", "lease_micros", b"lease_micros", "others", b"others", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,21 +344,25 @@ Global___OpenExportResponse: _TypeAlias = OpenExportResponse  # noqa: Y015
 
 @_typing.final
 class ExportPart(_message.Message):
-    """One part of an export."""
+    """One part of an export, of one topic."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECORDS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """Approximate number of stored records to read for it, before the filter."""
+    topic: _builtins.int
+    """Its topic: 0 for `topic`, 1 for the first of `others`, and so on."""
     def __init__(
         self,
         *,
         records: _builtins.int = ...,
+        topic: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -370,7 +446,7 @@ class ExportFooter(_message.Message):
     @_builtins.property
     def absent_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields of the export's filter in which none of the records that were read of it so far has a value, as in
-        QueryFooter: the first 10,000 of them, by this call and by all earlier ones, of any part.
+        QueryFooter: the first 10,000 of them, by this call and by all earlier ones, of any part of this topic.
         """
 
     def __init__(
@@ -457,6 +533,7 @@ class RenewExportResponse(_message.Message):
     BOOKMARK_FIELD_NUMBER: _builtins.int
     AS_OF_MICROS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     lease_micros: _builtins.int
     """Its length."""
     topic: _builtins.str
@@ -469,6 +546,10 @@ class RenewExportResponse(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportPart]:
         """As OpenExportResponse.parts."""
 
+    @_builtins.property
+    def others(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As OpenExportResponse.others."""
+
     def __init__(
         self,
         *,
@@ -477,10 +558,11 @@ class RenewExportResponse(_message.Message):
         bookmark: _builtins.str = ...,
         as_of_micros: _builtins.int = ...,
         parts: _abc.Iterable[Global___ExportPart] | None = ...,
+        others: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "lease_micros", b"lease_micros", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_micros", b"as_of_micros", "bookmark", b"bookmark", "lease_micros", b"lease_micros", "others", b"others", "parts", b"parts", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

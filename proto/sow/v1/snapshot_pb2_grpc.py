@@ -77,7 +77,8 @@ class SnapshotServiceServicer(object):
     """
 
     def OpenExport(self, request, context):
-        """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+        """Opens a consistent export of a topic, or of several at one instant: one cut, one `as_of`, split into parts of about
+        equal size (rule Q6).
         It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

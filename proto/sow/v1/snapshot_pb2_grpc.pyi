@@ -36,7 +36,8 @@ class SnapshotServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SnapshotServiceAsyncStub: ...
     OpenExport: _grpc.UnaryUnaryMultiCallable[_snapshot_pb2.OpenExportRequest, _snapshot_pb2.OpenExportResponse]
-    """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+    """Opens a consistent export of a topic, or of several at one instant: one cut, one `as_of`, split into parts of about
+    equal size (rule Q6).
     It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
     """
     ReadExport: _grpc.UnaryStreamMultiCallable[_snapshot_pb2.ReadExportRequest, _snapshot_pb2.ReadExportResponse]
@@ -62,7 +63,8 @@ class SnapshotServiceAsyncStub(SnapshotServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenExport: _aio.UnaryUnaryMultiCallable[_snapshot_pb2.OpenExportRequest, _snapshot_pb2.OpenExportResponse]  # type: ignore[assignment]
-    """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+    """Opens a consistent export of a topic, or of several at one instant: one cut, one `as_of`, split into parts of about
+    equal size (rule Q6).
     It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
     """
     ReadExport: _aio.UnaryStreamMultiCallable[_snapshot_pb2.ReadExportRequest, _snapshot_pb2.ReadExportResponse]  # type: ignore[assignment]
@@ -91,7 +93,8 @@ class SnapshotServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _snapshot_pb2.OpenExportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_snapshot_pb2.OpenExportResponse, _abc.Awaitable[_snapshot_pb2.OpenExportResponse]]:
-        """Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+        """Opens a consistent export of a topic, or of several at one instant: one cut, one `as_of`, split into parts of about
+        equal size (rule Q6).
         It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
         """
 

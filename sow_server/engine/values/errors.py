@@ -142,7 +142,8 @@ def with_meant(error: StoreError, meant: Sequence[str]) -> StoreError:
     """A `no_topic` that tells which topics may have been meant."""
     told = no_topic(error.details["topic"]).message
     question = f"; did you mean {' or '.join([repr(name) for name in meant])}?"
-    message = told + question + error.message.removeprefix(told)
+    before, _, behind = error.message.partition(told)
+    message = before + told + question + behind
     return StoreError(error.reason, message, field=error.field, details=error.details)
 
 

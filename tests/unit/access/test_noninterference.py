@@ -414,6 +414,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         orders(successor_of="none", reader="action"),
         *[orders(filter=text, parts=3) for text in FILTERS],
         orders(filter="/price IN :some OR /secret = :text", parameters=PARAMETERS),
+        orders(others=[{"topic": "absent", "filter": "/a = :some", "parts": 3, "parameters": PARAMETERS}]),
     ],
     "ReadExport": [
         lambda world: {"export_id": world.know["export"], "part": 0, "columns": COLUMNS, "batch_size": 1},
@@ -646,7 +647,6 @@ def test_every_method_has_requests_here() -> None:
 
 
 def test_every_field_of_a_request_for_records_is_given_here(tmp_path: Path) -> None:
-    """A new field needs a request with it."""
     given: set[str] = set()
     there: set[str] = set()
     with two_worlds(tmp_path, ROWS) as (_, world):

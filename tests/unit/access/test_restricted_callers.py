@@ -200,6 +200,35 @@ def test_an_export_is_not_read_on_with_other_rows(parts: GuardedParts) -> None:
     parts.answers("eu", "CloseExport", export_id=opened.export_id)
 
 
+def test_an_export_of_several_topics_has_the_rights_of_each(parts: GuardedParts) -> None:
+    """Q6, A4, A6. Another topic in it is refused, as if it were absent, and shows the rows of its own grant; the export
+    ends for its caller when one of the topics shows other rows."""
+    parts.rig.create_topic("orders.b", KEYED)
+    more = identity("both", "both") + grant("both", "orders.*", "read", "rows = \"/region = 'eu'\"")
+    parts.replace_access(ACCESS + more)
+    for topic, region in (("orders.a", "eu"), ("orders.b", "us"), ("orders.b", "eu")):
+        document = json.dumps({"id": region, "region": region}).encode()
+        parts.answers("root", "Publish", topic=topic, records=[{"payload": document}])
+    asked = {
+        "topic": "orders.a",
+        "parts": 1,
+        "others": [{"topic": "orders.b", "filter": "/id IN ('eu', 'us')", "parts": 1}],
+    }
+    (opened,) = parts.answers("both", "OpenExport", None, **asked)
+    assert [(part.topic, part.records) for part in opened.parts] == [(0, 0), (1, 0)], "hidden rows are not counted"
+    for part in (0, 1):
+        assert parts.answers("both", "ReadExport", export_id=opened.export_id, part=part)[-1].footer.returned == 1
+    parts.replace_access(ACCESS + more.replace("orders.*", "orders.a"))
+    for method in ("ReadExport", "RenewExport"):
+        assert "topic: there is no topic" in parts.status("both", method, export_id=opened.export_id).message
+    (hidden, absent) = (
+        parts.status("both", "OpenExport", topic="orders.a", others=[{"topic": name}])
+        for name in ("orders.b", "none000b")
+    )
+    assert hidden.message.replace("orders.b", "none000b") == absent.message
+    assert absent.message.startswith("others[0].topic: there is no topic")
+
+
 def test_a_select_of_hidden_fields_does_not_tell_whether_there_are_any(parts: GuardedParts) -> None:
     parts.replace_access(identity("desk", "desk") + grant("desk", "orders.a", "read", 'hide = ["/client/iban"]'))
     for document in ({"id": "1", "client": {"iban": 1}}, {"id": "2", "client": {"name": 1}}, {"id": "3"}):

@@ -96,7 +96,7 @@ def test_every_request_with_a_filter_and_parameters_needs_a_server_that_knows_th
         name
         for file in (sow_pb2, admin_pb2, snapshot_pb2)
         for name, message in file.DESCRIPTOR.message_types_by_name.items()
-        if "parameters" in message.fields_by_name
+        if name.endswith("Request") and "parameters" in message.fields_by_name
     }
     assert len(requests) == 6
     assert requests == {request.DESCRIPTOR.name for request, fields in FIELDS.items() if fields.get("parameters") == 3}
@@ -141,6 +141,8 @@ LIFETIME = types_pb2.Lifetime(ttl_micros=1)
         (admin_pb2.GetStatusRequest(), ""),
         (admin_pb2.WatchFiguresRequest(interval_micros=1), ""),
         (admin_pb2.WatchFiguresRequest(history_micros=1), "history_micros"),
+        (snapshot_pb2.OpenExportRequest(topic="t", lease_micros=1), ""),
+        (snapshot_pb2.OpenExportRequest(others=[snapshot_pb2.ExportedTopic(topic="u")]), "others"),
     ],
     ids=str,
 )

@@ -232,6 +232,36 @@ def test_a_pin_that_holds_the_journal_names_its_reader() -> None:
     """J18: people have to know which query is dead."""
     figures = DurableFigures(9, 90, 9, 90, timedelta(days=2), exact=False)
     pin = Durable("orders", "spark-1", "", "e.1", "e.1", False, NOW, NOW, DurableSettings(), figures)
-    (found,) = doctor.judged_durables([replace(pin, pin=True, reader="Spark 4.3.0, ana on etl-3")])
+    (found,) = doctor.judged_durables([replace(pin, pin=True, reader="Spark 4.3.0, ana on etl-3")], NOW)
     assert found.found == "orders/spark-1 has not acknowledged for 2d0h; it is a pin of Spark 4.3.0, ana on etl-3"
     assert found.advice == "start its reader, or `sow durable delete orders spark-1`: it holds the journal"
+
+
+def test_a_pin_that_nobody_renews_tells_its_reader_what_it_holds_back_and_when_it_ends() -> None:
+    """J18. It is a warning from half of its lease on; before, a reader may just renew it rarely."""
+    figures = DurableFigures(9, 90, 9, 4096, timedelta(minutes=10), exact=False)
+    settings = DurableSettings(idle_ttl="1h")
+    made = Durable("orders", "spark-1", "", "e.1", "e.1", False, NOW, NOW, settings, figures)
+    pin = replace(made, pin=True, reader="Spark, ana")
+
+    def found(minutes: int, pin: Durable = pin) -> list[Finding]:
+        return list(doctor.judged_durables([pin], NOW + timedelta(minutes=minutes)))
+
+    assert [(one.level, one.found) for one in found(5)] == [("ok", "1 durable subscription, none late")]
+    (early,) = found(10)
+    assert (early.level, early.found) == (
+        "ok",
+        (
+            "orders/spark-1 was not renewed for 10m00s; it is a pin of Spark, ana; it holds back 9 entries (4.0 KiB); "
+            "it ends in 50m00s"
+        ),
+    )
+    assert early.advice == "if its reader is not to go on: `sow durable delete orders spark-1`"
+    (late,) = found(40)
+    assert (late.level, late.found[-19:]) == ("warning", "; it ends in 20m00s")
+    assert late.advice == "its reader has stopped or is dead: start it, or `sow durable delete orders spark-1`"
+    assert [(one.level, "it ends" in one.found) for one in found(10, replace(pin, settings=DurableSettings()))] == [
+        ("warning", False)
+    ]
+    (nothing,) = found(10, replace(pin, figures=None, reader="", owner="ana"))
+    assert "it is a pin of ana; what it holds back is not told" in nothing.found

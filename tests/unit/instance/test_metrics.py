@@ -26,7 +26,7 @@ from sow_server.engine.values.model import Expiration, Lifetime, LifetimeKind, M
 from sow_server.engine.values.policies import declared_of
 from sow_server.engine.values.views import ViewDefinition
 from sow_server.metrics import OTHER_TOPICS, Metrics
-from sow_server.query.export_parts import Export
+from sow_server.query.export_parts import Chosen, Export
 from sow_server.query.exports import Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.query.view_plans import view_plan
@@ -227,7 +227,7 @@ def test_exports_and_the_records_read_from_them_are_counted(watched: Watched) ->
     watched.put("a", ["1", "2", "3"])
     assert (watched.value("sow_exports"), watched.value("sow_export_records_total")) == (0, 0)
     with watched.exports.room():
-        export = Export(watched.store.cuts, watched.store.topics.find("a"), None, 1, watched.exports.splits)
+        export = Export(watched.store.cuts, [Chosen(watched.store.topics.find("a"), parts=1)], watched.exports.splits)
         assert export.prepare()
         watched.exports.add(export, SECOND)
     with watched.exports.reader(export.id), watched.exports.handing_over(export.id, 3):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.reading import Wanted
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import (
     ABSENT,
@@ -21,7 +22,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.query import export_lines, export_parts
 from sow_server.query import exports as exports_module
-from sow_server.query.export_parts import Export
+from sow_server.query.export_parts import Chosen, Export
 from sow_server.query.export_splits import SplitCache
 from sow_server.query.export_tokens import read_token, write_token
 from sow_server.query.exports import ExportOptions, Exports
@@ -63,7 +64,7 @@ def export(
 ) -> Export:
     found = rig.topic(topic)
     given = record_filter(found, text, 0) if text else None
-    opened = Export(rig.store.cuts, found, given, parts, splits or SplitCache())
+    opened = Export(rig.store.cuts, [Chosen(found, given, parts)], splits or SplitCache())
     while not opened.prepare():
         pass
     return opened
@@ -179,7 +180,7 @@ def test_a_topic_is_not_gone_through_again_while_it_has_changed_little(
 
     def pieces() -> int:
         found = rig.topic("quotes")
-        opened = Export(rig.store.cuts, found, None, 4, splits)
+        opened = Export(rig.store.cuts, [Chosen(found, None, 4)], splits)
         count = 1
         while not opened.prepare():
             count += 1
@@ -211,6 +212,26 @@ def test_the_cache_of_a_topic_loses_no_record(rig: Rig) -> None:
 # --- one cut ---------------------------------------------------------------------------------------------------------
 
 
+def test_topics_that_are_cut_together_are_cut_between_the_same_two_commits(rig: Rig) -> None:
+    """Q6. A commit that comes between two of the cuts, if one can, shows in neither."""
+    rig.create_topic("trades", SETTINGS)
+
+    def wanted() -> Iterator[Wanted]:
+        yield rig.topic("quotes"), ()
+        if not rig.store.writes.commits.cut_lock.locked():
+            rig.time.tick(SECOND)
+            for topic in ("quotes", "trades"):
+                rig.run(Publish(topic, [b'{"id": "1"}']))
+        yield rig.topic("trades"), ()
+
+    cuts = rig.store.cuts.together(wanted())
+    assert {(cut.sequence, cut.now_micros, cut.find(b"1")) for cut in cuts} == {
+        (cuts[0].sequence, rig.clock.now_micros(), None)
+    }
+    for cut in cuts:
+        cut.close()
+
+
 def test_changes_after_the_cut_are_not_seen(rig: Rig) -> None:
     put(rig, range(500), ttl=10 * SECOND)
     put(rig, range(500, 1000))
@@ -230,14 +251,14 @@ def test_records_that_go_between_the_cut_and_its_figures_are_exported(
 ) -> None:
     """The writer may work right after the cut: its figures do not describe the cut then."""
     put(rig, range(50))
-    cut = rig.store.cuts.records
+    cut = rig.store.cuts.together
 
     def cut_and_lose(*arguments: object, **options: object) -> object:
         found = cut(*arguments, **options)  # type: ignore[arg-type]  # as they came
         rig.run(Delete("quotes", names(range(50))))
         return found
 
-    monkeypatch.setattr(rig.store.cuts, "records", cut_and_lose)
+    monkeypatch.setattr(rig.store.cuts, "together", cut_and_lose)
     opened = export(rig, parts=4)
     assert rig.count("quotes") == 0
     assert whole(opened) == names(range(50))
@@ -363,7 +384,7 @@ class Held:
 
     def successor(self, export_id: str, reader: str, *, owner: str = "") -> str:
         """As OpenExport with these two."""
-        found = self.exports.successor(export_id, reader, owner=owner, topic=self.rig.topic("quotes"))
+        found = self.exports.successor(export_id, reader, owner=owner, topics=[self.rig.topic("quotes")])
         return self.open(successor_of=export_id, reader=reader) if found is None else found.id
 
     def reads(self, export_id: str, reader: str) -> None:
@@ -520,8 +541,8 @@ def test_of_two_that_open_a_successor_at_once_the_second_takes_that_of_the_first
     first = held.open()
     held.exports.close(first)
     topic = rig.topic("quotes")
-    assert held.exports.successor(first, "a", owner="", topic=topic) is None
-    assert held.exports.successor(first, "b", owner="", topic=topic) is None
+    assert held.exports.successor(first, "a", owner="", topics=[topic]) is None
+    assert held.exports.successor(first, "b", owner="", topics=[topic]) is None
     second = held.open(successor_of=first, reader="a")
     assert held.successor(first, "b") == second
 
@@ -533,7 +554,7 @@ def test_a_line_that_is_not_known_has_no_successor(rig: Rig, held: Held, monkeyp
             held.successor(of, "a", owner=owner)
     rig.create_topic("other", SETTINGS)
     with refused(Reason.INVALID_ARGUMENT):
-        held.exports.successor(first, "a", owner="", topic=rig.topic("other"))
+        held.exports.successor(first, "a", owner="", topics=[rig.topic("other")])
     monkeypatch.setattr(export_lines, "READERS_MAX", 2)
     for reader in ("a", "b", "c"):
         held.reads(first, reader)  # with the third the line is forgotten, as nobody knows how many are to come
@@ -570,10 +591,11 @@ def test_an_export_that_was_closed_says_so_and_is_closed_again_for_free(held: He
 def test_closing_waits_for_the_piece_that_is_under_way(held: Held) -> None:
     """A cursor that is closed under a reader's hands would crash the process."""
     opened = held.exports.find(held.open())
-    with opened.piece():
+    (share,) = opened.shares
+    with share.piece():
         held.exports.close(opened.id)
-        assert opened.cut.records.find(opened.topic.prefix + b"00001") is not None
-    with refused(Reason.EXPORT_NOT_FOUND), opened.piece():
+        assert share.cut.records.find(share.topic.prefix + b"00001") is not None
+    with refused(Reason.EXPORT_NOT_FOUND), share.piece():
         pass
 
 

@@ -23,6 +23,7 @@ from sow_server.engine.values.database import RocksError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import Expiration
 from sow_server.filters.restriction import UNRESTRICTED
+from sow_server.query.export_parts import PartFigures
 from sow_server.reader_processes import pool
 from sow_server.reader_processes.messages import (
     Connection,
@@ -44,7 +45,7 @@ from sow_server.reader_processes.messages import (
     send,
 )
 from sow_server.reader_processes.pool import AHEAD, AHEAD_BYTES, ReaderOptions, ReaderProcesses, RemoteAnswer
-from sow_server.services.exporting import ReadPart
+from sow_server.services.exporting import Asked, ReadPart
 from tests.support.stores.stores import Rig
 
 REQUEST: Final = sow_pb2.QueryRequest(topic="t", filter="@version > 0")
@@ -467,19 +468,21 @@ def test_an_export_is_read_by_its_process_and_ends_with_it(world: World) -> None
     async def play(script: Scripted) -> None:
         topic = world.rig.topic("t")
         lost: list[str] = []
+        parts = (PartFigures(10, 0), PartFigures(20, 0))
         opening = asyncio.ensure_future(
-            world.pool.open_export(topic, UNRESTRICTED, "", 2, owner="desk", lost=lost.append)
+            world.pool.open_export([Asked(topic, UNRESTRICTED, "", 2)], owner="desk", lost=lost.append)
         )
         message = await script.hear(Kind.EXPORT)
         asked: OpenExport = pickle.loads(message.content)
-        assert (asked.parts, asked.owner, asked.topic.name) == (2, "desk", "t")
+        assert [(one.parts, one.topic.name) for one in asked.topics] == [(2, "t")]
+        assert asked.owner == "desk"
         script.say(Kind.OPENED, message.run, CUT)
         await script.hear(Kind.GO)
         await script.hear(Kind.NEXT)
-        script.say(Kind.PIECE, message.run, ExportFigures("e1", (10, 20)).encode())
+        script.say(Kind.PIECE, message.run, ExportFigures("e1", parts).encode())
         export = await opening
         assert export is not None
-        assert (export.id, export.owner, tuple(export.part_records), export.sequence) == ("e1", "desk", (10, 20), 7)
+        assert (export.id, export.owner, export.parts, export.sequence) == ("e1", "desk", parts, 7)
 
         part = ReadPart(1, b"k", frozenset({1}), 100, lines=True)
         reading = export.read(part)

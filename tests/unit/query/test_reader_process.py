@@ -16,10 +16,11 @@ from sow_server.engine.following import Moment, TopicImage
 from sow_server.engine.values.database import Failed
 from sow_server.engine.values.errors import StoreError
 from sow_server.filters.restriction import UNRESTRICTED
-from sow_server.query.export_parts import Export
+from sow_server.query.export_parts import Export, PartFigures
 from sow_server.reader_processes import process
 from sow_server.reader_processes.messages import (
     ExportFigures,
+    ExportOf,
     Kind,
     Message,
     OpenExport,
@@ -145,14 +146,15 @@ def test_the_cut_of_an_export_is_told_before_its_parts_are_found(
 
     async def play() -> None:
         topic = server.rig.topic("t")
-        asked = OpenExport("desk", "", 1, "desk", TopicImage.of(topic), topic.statistics.records, UNRESTRICTED)
+        share = ExportOf(TopicImage.of(topic), topic.statistics.records, UNRESTRICTED, "", 1)
+        asked = OpenExport("desk", "desk", (share,))
         server.say(Kind.EXPORT, 1, pickle.dumps(asked))
         await server.beat()
         await server.hear(Kind.OPENED)
         assert not prepared
         server.say(Kind.GO, 1, encode_names([]))
         server.say(Kind.NEXT, 1)
-        assert ExportFigures.decode((await server.hear(Kind.PIECE)).content).part_records == (3,)
+        assert ExportFigures.decode((await server.hear(Kind.PIECE)).content).parts == (PartFigures(3, 0),)
         server.say(Kind.CLOSE, 1)
         assert len(await server.answer(2)) == 3
         assert not server.process._exports

@@ -15,7 +15,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file sow/v1/snapshot.proto.
  */
 export const file_sow_v1_snapshot: GenFile = /*@__PURE__*/
-  fileDesc("ChVzb3cvdjEvc25hcHNob3QucHJvdG8SBnNvdy52MSKRAgoNUGFja2VkUmVjb3JkcxINCgVjb3VudBgBIAEoDRIQCghwYXlsb2FkcxgCIAEoDBIXCg9wYXlsb2FkX29mZnNldHMYAyABKAwSDAoEa2V5cxgEIAEoDBITCgtrZXlfb2Zmc2V0cxgFIAEoDBIQCgh2ZXJzaW9ucxgGIAEoDBIcChRwdWJsaXNoX3RpbWVzX21pY3JvcxgHIAEoDBIbChNleHBpcmVfdGltZXNfbWljcm9zGAggASgMEhEKCXNlcXVlbmNlcxgJIAEoDBIPCgdvcmlnaW5zGAogASgMEhQKDG9yaWdpbl9uYW1lcxgLIAMoCRILCgNvcHMYDCABKAwSDwoHcmVhc29ucxgNIAEoDCKdAgoRT3BlbkV4cG9ydFJlcXVlc3QSDQoFdG9waWMYASABKAkSDgoGZmlsdGVyGAIgASgJEg0KBXBhcnRzGAMgASgNEhQKDGxlYXNlX21pY3JvcxgEIAEoAxIZChFpZGxlX2xlYXNlX21pY3JvcxgFIAEoAxIUCgxzdWNjZXNzb3Jfb2YYBiABKAkSDgoGcmVhZGVyGAcgASgJEj0KCnBhcmFtZXRlcnMYCCADKAsyKS5zb3cudjEuT3BlbkV4cG9ydFJlcXVlc3QuUGFyYW1ldGVyc0VudHJ5GkQKD1BhcmFtZXRlcnNFbnRyeRILCgNrZXkYASABKAkSIAoFdmFsdWUYAiABKAsyES5zb3cudjEuUGFyYW1ldGVyOgI4ASKXAQoST3BlbkV4cG9ydFJlc3BvbnNlEhEKCWV4cG9ydF9pZBgBIAEoCRIQCghib29rbWFyaxgCIAEoCRIUCgxhc19vZl9taWNyb3MYAyABKAMSFAoMbGVhc2VfbWljcm9zGAQgASgDEiEKBXBhcnRzGAUgAygLMhIuc293LnYxLkV4cG9ydFBhcnQSDQoFdG9waWMYBiABKAkiHQoKRXhwb3J0UGFydBIPCgdyZWNvcmRzGAEgASgEIrQBChFSZWFkRXhwb3J0UmVxdWVzdBIRCglleHBvcnRfaWQYASABKAkSDAoEcGFydBgCIAEoDRIlCgdjb2x1bW5zGAMgAygOMhQuc293LnYxLlBhY2tlZENvbHVtbhINCgVsaW5lcxgEIAEoCBIUCgxyZXN1bWVfdG9rZW4YBSABKAwSEgoKYmF0Y2hfc2l6ZRgGIAEoDRIOCgZmaWVsZHMYByADKAkSDgoGcmVhZGVyGAggASgJIkgKDEV4cG9ydEZvb3RlchIQCghyZXR1cm5lZBgBIAEoBBIPCgdzY2FubmVkGAIgASgEEhUKDWFic2VudF9maWVsZHMYAyADKAkihgEKElJlYWRFeHBvcnRSZXNwb25zZRImCgViYXRjaBgBIAEoCzIVLnNvdy52MS5QYWNrZWRSZWNvcmRzSAASJgoGZm9vdGVyGAIgASgLMhQuc293LnYxLkV4cG9ydEZvb3RlckgAEhQKDHJlc3VtZV90b2tlbhgDIAEoDEIKCghyZXNwb25zZSInChJSZW5ld0V4cG9ydFJlcXVlc3QSEQoJZXhwb3J0X2lkGAEgASgJIoUBChNSZW5ld0V4cG9ydFJlc3BvbnNlEhQKDGxlYXNlX21pY3JvcxgBIAEoAxINCgV0b3BpYxgCIAEoCRIQCghib29rbWFyaxgDIAEoCRIUCgxhc19vZl9taWNyb3MYBCABKAMSIQoFcGFydHMYBSADKAsyEi5zb3cudjEuRXhwb3J0UGFydCInChJDbG9zZUV4cG9ydFJlcXVlc3QSEQoJZXhwb3J0X2lkGAEgASgJIhUKE0Nsb3NlRXhwb3J0UmVzcG9uc2Ui0AEKElBsYW5DaGFuZ2VzUmVxdWVzdBINCgV0b3BpYxgBIAEoCRISCghib29rbWFyaxgCIAEoCUgAEhsKEXN0YXJ0X3RpbWVfbWljcm9zGAMgASgDSAASEgoIZWFybGllc3QYBCABKAhIABIQCgZsYXRlc3QYBSABKAhIABIUCgxlbmRfYm9va21hcmsYBiABKAkSEwoLbWF4X2VudHJpZXMYByABKAQSEQoJbWF4X2J5dGVzGAggASgEEg0KBXBhcnRzGAkgASgNQgcKBXN0YXJ0Iv8BChNQbGFuQ2hhbmdlc1Jlc3BvbnNlEhYKDnN0YXJ0X2Jvb2ttYXJrGAEgASgJEhQKDGVuZF9ib29rbWFyaxgCIAEoCRIPCgdlbnRyaWVzGAMgASgEEg0KBWJ5dGVzGAQgASgEEhEKCXBhcnRfZW5kcxgFIAMoCRIVCg1oZWFkX2Jvb2ttYXJrGAYgASgJEhQKDGVudHJpZXNfbGVmdBgHIAEoBBIZChFlYXJsaWVzdF9ib29rbWFyaxgIIAEoCRINCgVtYXJrcxgJIAEoCRIcCg9sZWZ0X2FnZV9taWNyb3MYCiABKANIAIgBAUISChBfbGVmdF9hZ2VfbWljcm9zIosDChJSZWFkQ2hhbmdlc1JlcXVlc3QSDQoFdG9waWMYASABKAkSFgoOc3RhcnRfYm9va21hcmsYAiABKAkSFAoMZW5kX2Jvb2ttYXJrGAMgASgJEg4KBmZpbHRlchgEIAEoCRIlCgdjb2x1bW5zGAUgAygOMhQuc293LnYxLlBhY2tlZENvbHVtbhINCgVsaW5lcxgGIAEoCBISCgpiYXRjaF9zaXplGAcgASgNEhgKEGhpc3RvcnlfYm9va21hcmsYCCABKAkSDgoGc2hhcmVzGAkgASgNEg0KBXNoYXJlGAogASgNEgwKBGtleXMYCyADKAkSEQoJZWxzZXdoZXJlGAwgASgIEj4KCnBhcmFtZXRlcnMYDSADKAsyKi5zb3cudjEuUmVhZENoYW5nZXNSZXF1ZXN0LlBhcmFtZXRlcnNFbnRyeRpECg9QYXJhbWV0ZXJzRW50cnkSCwoDa2V5GAEgASgJEiAKBXZhbHVlGAIgASgLMhEuc293LnYxLlBhcmFtZXRlcjoCOAEigwEKE1JlYWRDaGFuZ2VzUmVzcG9uc2USJgoFYmF0Y2gYASABKAsyFS5zb3cudjEuUGFja2VkUmVjb3Jkc0gAEiYKBmZvb3RlchgCIAEoCzIULnNvdy52MS5FeHBvcnRGb290ZXJIABIQCghib29rbWFyaxgDIAEoCUIKCghyZXNwb25zZSJrChFQaW5Kb3VybmFsUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIMCgRuYW1lGAIgASgJEhAKCGJvb2ttYXJrGAMgASgJEhcKD2lkbGVfdHRsX21pY3JvcxgEIAEoAxIOCgZyZWFkZXIYBSABKAkiNwoSUGluSm91cm5hbFJlc3BvbnNlEhAKCGJvb2ttYXJrGAEgASgJEg8KB2NyZWF0ZWQYAiABKAgqhQIKDFBhY2tlZENvbHVtbhIdChlQQUNLRURfQ09MVU1OX1VOU1BFQ0lGSUVEEAASGQoVUEFDS0VEX0NPTFVNTl9QQVlMT0FEEAESFQoRUEFDS0VEX0NPTFVNTl9LRVkQAhIZChVQQUNLRURfQ09MVU1OX1ZFUlNJT04QAxIeChpQQUNLRURfQ09MVU1OX1BVQkxJU0hfVElNRRAEEh0KGVBBQ0tFRF9DT0xVTU5fRVhQSVJFX1RJTUUQBRIYChRQQUNLRURfQ09MVU1OX09SSUdJThAGEhoKFlBBQ0tFRF9DT0xVTU5fU0VRVUVOQ0UQBxIUChBQQUNLRURfQ09MVU1OX09QEAgyhAQKD1NuYXBzaG90U2VydmljZRJDCgpPcGVuRXhwb3J0Ehkuc293LnYxLk9wZW5FeHBvcnRSZXF1ZXN0Ghouc293LnYxLk9wZW5FeHBvcnRSZXNwb25zZRJFCgpSZWFkRXhwb3J0Ehkuc293LnYxLlJlYWRFeHBvcnRSZXF1ZXN0Ghouc293LnYxLlJlYWRFeHBvcnRSZXNwb25zZTABEkYKC1JlbmV3RXhwb3J0Ehouc293LnYxLlJlbmV3RXhwb3J0UmVxdWVzdBobLnNvdy52MS5SZW5ld0V4cG9ydFJlc3BvbnNlEkYKC0Nsb3NlRXhwb3J0Ehouc293LnYxLkNsb3NlRXhwb3J0UmVxdWVzdBobLnNvdy52MS5DbG9zZUV4cG9ydFJlc3BvbnNlEkYKC1BsYW5DaGFuZ2VzEhouc293LnYxLlBsYW5DaGFuZ2VzUmVxdWVzdBobLnNvdy52MS5QbGFuQ2hhbmdlc1Jlc3BvbnNlEkgKC1JlYWRDaGFuZ2VzEhouc293LnYxLlJlYWRDaGFuZ2VzUmVxdWVzdBobLnNvdy52MS5SZWFkQ2hhbmdlc1Jlc3BvbnNlMAESQwoKUGluSm91cm5hbBIZLnNvdy52MS5QaW5Kb3VybmFsUmVxdWVzdBoaLnNvdy52MS5QaW5Kb3VybmFsUmVzcG9uc2ViBnByb3RvMw", [file_sow_v1_types]);
+  fileDesc("ChVzb3cvdjEvc25hcHNob3QucHJvdG8SBnNvdy52MSKRAgoNUGFja2VkUmVjb3JkcxINCgVjb3VudBgBIAEoDRIQCghwYXlsb2FkcxgCIAEoDBIXCg9wYXlsb2FkX29mZnNldHMYAyABKAwSDAoEa2V5cxgEIAEoDBITCgtrZXlfb2Zmc2V0cxgFIAEoDBIQCgh2ZXJzaW9ucxgGIAEoDBIcChRwdWJsaXNoX3RpbWVzX21pY3JvcxgHIAEoDBIbChNleHBpcmVfdGltZXNfbWljcm9zGAggASgMEhEKCXNlcXVlbmNlcxgJIAEoDBIPCgdvcmlnaW5zGAogASgMEhQKDG9yaWdpbl9uYW1lcxgLIAMoCRILCgNvcHMYDCABKAwSDwoHcmVhc29ucxgNIAEoDCLEAgoRT3BlbkV4cG9ydFJlcXVlc3QSDQoFdG9waWMYASABKAkSDgoGZmlsdGVyGAIgASgJEg0KBXBhcnRzGAMgASgNEhQKDGxlYXNlX21pY3JvcxgEIAEoAxIZChFpZGxlX2xlYXNlX21pY3JvcxgFIAEoAxIUCgxzdWNjZXNzb3Jfb2YYBiABKAkSDgoGcmVhZGVyGAcgASgJEj0KCnBhcmFtZXRlcnMYCCADKAsyKS5zb3cudjEuT3BlbkV4cG9ydFJlcXVlc3QuUGFyYW1ldGVyc0VudHJ5EiUKBm90aGVycxgJIAMoCzIVLnNvdy52MS5FeHBvcnRlZFRvcGljGkQKD1BhcmFtZXRlcnNFbnRyeRILCgNrZXkYASABKAkSIAoFdmFsdWUYAiABKAsyES5zb3cudjEuUGFyYW1ldGVyOgI4ASK+AQoNRXhwb3J0ZWRUb3BpYxINCgV0b3BpYxgBIAEoCRIOCgZmaWx0ZXIYAiABKAkSDQoFcGFydHMYAyABKA0SOQoKcGFyYW1ldGVycxgEIAMoCzIlLnNvdy52MS5FeHBvcnRlZFRvcGljLlBhcmFtZXRlcnNFbnRyeRpECg9QYXJhbWV0ZXJzRW50cnkSCwoDa2V5GAEgASgJEiAKBXZhbHVlGAIgASgLMhEuc293LnYxLlBhcmFtZXRlcjoCOAEipwEKEk9wZW5FeHBvcnRSZXNwb25zZRIRCglleHBvcnRfaWQYASABKAkSEAoIYm9va21hcmsYAiABKAkSFAoMYXNfb2ZfbWljcm9zGAMgASgDEhQKDGxlYXNlX21pY3JvcxgEIAEoAxIhCgVwYXJ0cxgFIAMoCzISLnNvdy52MS5FeHBvcnRQYXJ0Eg0KBXRvcGljGAYgASgJEg4KBm90aGVycxgHIAMoCSIsCgpFeHBvcnRQYXJ0Eg8KB3JlY29yZHMYASABKAQSDQoFdG9waWMYAiABKA0itAEKEVJlYWRFeHBvcnRSZXF1ZXN0EhEKCWV4cG9ydF9pZBgBIAEoCRIMCgRwYXJ0GAIgASgNEiUKB2NvbHVtbnMYAyADKA4yFC5zb3cudjEuUGFja2VkQ29sdW1uEg0KBWxpbmVzGAQgASgIEhQKDHJlc3VtZV90b2tlbhgFIAEoDBISCgpiYXRjaF9zaXplGAYgASgNEg4KBmZpZWxkcxgHIAMoCRIOCgZyZWFkZXIYCCABKAkiSAoMRXhwb3J0Rm9vdGVyEhAKCHJldHVybmVkGAEgASgEEg8KB3NjYW5uZWQYAiABKAQSFQoNYWJzZW50X2ZpZWxkcxgDIAMoCSKGAQoSUmVhZEV4cG9ydFJlc3BvbnNlEiYKBWJhdGNoGAEgASgLMhUuc293LnYxLlBhY2tlZFJlY29yZHNIABImCgZmb290ZXIYAiABKAsyFC5zb3cudjEuRXhwb3J0Rm9vdGVySAASFAoMcmVzdW1lX3Rva2VuGAMgASgMQgoKCHJlc3BvbnNlIicKElJlbmV3RXhwb3J0UmVxdWVzdBIRCglleHBvcnRfaWQYASABKAkilQEKE1JlbmV3RXhwb3J0UmVzcG9uc2USFAoMbGVhc2VfbWljcm9zGAEgASgDEg0KBXRvcGljGAIgASgJEhAKCGJvb2ttYXJrGAMgASgJEhQKDGFzX29mX21pY3JvcxgEIAEoAxIhCgVwYXJ0cxgFIAMoCzISLnNvdy52MS5FeHBvcnRQYXJ0Eg4KBm90aGVycxgGIAMoCSInChJDbG9zZUV4cG9ydFJlcXVlc3QSEQoJZXhwb3J0X2lkGAEgASgJIhUKE0Nsb3NlRXhwb3J0UmVzcG9uc2Ui0AEKElBsYW5DaGFuZ2VzUmVxdWVzdBINCgV0b3BpYxgBIAEoCRISCghib29rbWFyaxgCIAEoCUgAEhsKEXN0YXJ0X3RpbWVfbWljcm9zGAMgASgDSAASEgoIZWFybGllc3QYBCABKAhIABIQCgZsYXRlc3QYBSABKAhIABIUCgxlbmRfYm9va21hcmsYBiABKAkSEwoLbWF4X2VudHJpZXMYByABKAQSEQoJbWF4X2J5dGVzGAggASgEEg0KBXBhcnRzGAkgASgNQgcKBXN0YXJ0Iv8BChNQbGFuQ2hhbmdlc1Jlc3BvbnNlEhYKDnN0YXJ0X2Jvb2ttYXJrGAEgASgJEhQKDGVuZF9ib29rbWFyaxgCIAEoCRIPCgdlbnRyaWVzGAMgASgEEg0KBWJ5dGVzGAQgASgEEhEKCXBhcnRfZW5kcxgFIAMoCRIVCg1oZWFkX2Jvb2ttYXJrGAYgASgJEhQKDGVudHJpZXNfbGVmdBgHIAEoBBIZChFlYXJsaWVzdF9ib29rbWFyaxgIIAEoCRINCgVtYXJrcxgJIAEoCRIcCg9sZWZ0X2FnZV9taWNyb3MYCiABKANIAIgBAUISChBfbGVmdF9hZ2VfbWljcm9zIosDChJSZWFkQ2hhbmdlc1JlcXVlc3QSDQoFdG9waWMYASABKAkSFgoOc3RhcnRfYm9va21hcmsYAiABKAkSFAoMZW5kX2Jvb2ttYXJrGAMgASgJEg4KBmZpbHRlchgEIAEoCRIlCgdjb2x1bW5zGAUgAygOMhQuc293LnYxLlBhY2tlZENvbHVtbhINCgVsaW5lcxgGIAEoCBISCgpiYXRjaF9zaXplGAcgASgNEhgKEGhpc3RvcnlfYm9va21hcmsYCCABKAkSDgoGc2hhcmVzGAkgASgNEg0KBXNoYXJlGAogASgNEgwKBGtleXMYCyADKAkSEQoJZWxzZXdoZXJlGAwgASgIEj4KCnBhcmFtZXRlcnMYDSADKAsyKi5zb3cudjEuUmVhZENoYW5nZXNSZXF1ZXN0LlBhcmFtZXRlcnNFbnRyeRpECg9QYXJhbWV0ZXJzRW50cnkSCwoDa2V5GAEgASgJEiAKBXZhbHVlGAIgASgLMhEuc293LnYxLlBhcmFtZXRlcjoCOAEigwEKE1JlYWRDaGFuZ2VzUmVzcG9uc2USJgoFYmF0Y2gYASABKAsyFS5zb3cudjEuUGFja2VkUmVjb3Jkc0gAEiYKBmZvb3RlchgCIAEoCzIULnNvdy52MS5FeHBvcnRGb290ZXJIABIQCghib29rbWFyaxgDIAEoCUIKCghyZXNwb25zZSJrChFQaW5Kb3VybmFsUmVxdWVzdBINCgV0b3BpYxgBIAEoCRIMCgRuYW1lGAIgASgJEhAKCGJvb2ttYXJrGAMgASgJEhcKD2lkbGVfdHRsX21pY3JvcxgEIAEoAxIOCgZyZWFkZXIYBSABKAkiNwoSUGluSm91cm5hbFJlc3BvbnNlEhAKCGJvb2ttYXJrGAEgASgJEg8KB2NyZWF0ZWQYAiABKAgqhQIKDFBhY2tlZENvbHVtbhIdChlQQUNLRURfQ09MVU1OX1VOU1BFQ0lGSUVEEAASGQoVUEFDS0VEX0NPTFVNTl9QQVlMT0FEEAESFQoRUEFDS0VEX0NPTFVNTl9LRVkQAhIZChVQQUNLRURfQ09MVU1OX1ZFUlNJT04QAxIeChpQQUNLRURfQ09MVU1OX1BVQkxJU0hfVElNRRAEEh0KGVBBQ0tFRF9DT0xVTU5fRVhQSVJFX1RJTUUQBRIYChRQQUNLRURfQ09MVU1OX09SSUdJThAGEhoKFlBBQ0tFRF9DT0xVTU5fU0VRVUVOQ0UQBxIUChBQQUNLRURfQ09MVU1OX09QEAgyhAQKD1NuYXBzaG90U2VydmljZRJDCgpPcGVuRXhwb3J0Ehkuc293LnYxLk9wZW5FeHBvcnRSZXF1ZXN0Ghouc293LnYxLk9wZW5FeHBvcnRSZXNwb25zZRJFCgpSZWFkRXhwb3J0Ehkuc293LnYxLlJlYWRFeHBvcnRSZXF1ZXN0Ghouc293LnYxLlJlYWRFeHBvcnRSZXNwb25zZTABEkYKC1JlbmV3RXhwb3J0Ehouc293LnYxLlJlbmV3RXhwb3J0UmVxdWVzdBobLnNvdy52MS5SZW5ld0V4cG9ydFJlc3BvbnNlEkYKC0Nsb3NlRXhwb3J0Ehouc293LnYxLkNsb3NlRXhwb3J0UmVxdWVzdBobLnNvdy52MS5DbG9zZUV4cG9ydFJlc3BvbnNlEkYKC1BsYW5DaGFuZ2VzEhouc293LnYxLlBsYW5DaGFuZ2VzUmVxdWVzdBobLnNvdy52MS5QbGFuQ2hhbmdlc1Jlc3BvbnNlEkgKC1JlYWRDaGFuZ2VzEhouc293LnYxLlJlYWRDaGFuZ2VzUmVxdWVzdBobLnNvdy52MS5SZWFkQ2hhbmdlc1Jlc3BvbnNlMAESQwoKUGluSm91cm5hbBIZLnNvdy52MS5QaW5Kb3VybmFsUmVxdWVzdBoaLnNvdy52MS5QaW5Kb3VybmFsUmVzcG9uc2ViBnByb3RvMw", [file_sow_v1_types]);
 
 /**
  * Records, each column packed into one run of bytes. Columns that were not requested are empty.
@@ -188,6 +188,15 @@ export type OpenExportRequest = Message<"sow.v1.OpenExportRequest"> & {
    * @generated from field: map<string, sow.v1.Parameter> parameters = 8;
    */
   parameters: { [key: string]: Parameter };
+
+  /**
+   * Other topics in the same export, at most 999: all are cut at one instant. It has one lease and one successor, and ends
+   * with each of its topics. Their order is that of the parts, behind those of `topic`. All topics together have at most
+   * 11,000 `parts`.
+   *
+   * @generated from field: repeated sow.v1.ExportedTopic others = 9;
+   */
+  others: ExportedTopic[];
 };
 
 /**
@@ -196,6 +205,48 @@ export type OpenExportRequest = Message<"sow.v1.OpenExportRequest"> & {
  */
 export const OpenExportRequestSchema: GenMessage<OpenExportRequest> = /*@__PURE__*/
   messageDesc(file_sow_v1_snapshot, 1);
+
+/**
+ * One of the other topics of an export.
+ *
+ * @generated from message sow.v1.ExportedTopic
+ */
+export type ExportedTopic = Message<"sow.v1.ExportedTopic"> & {
+  /**
+   * Its name. No topic is named twice.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * As OpenExportRequest.filter, for this topic.
+   *
+   * @generated from field: string filter = 2;
+   */
+  filter: string;
+
+  /**
+   * As OpenExportRequest.parts, for this topic.
+   *
+   * @generated from field: uint32 parts = 3;
+   */
+  parts: number;
+
+  /**
+   * As OpenExportRequest.parameters, for this filter.
+   *
+   * @generated from field: map<string, sow.v1.Parameter> parameters = 4;
+   */
+  parameters: { [key: string]: Parameter };
+};
+
+/**
+ * Describes the message sow.v1.ExportedTopic.
+ * Use `create(ExportedTopicSchema)` to create a new message.
+ */
+export const ExportedTopicSchema: GenMessage<ExportedTopic> = /*@__PURE__*/
+  messageDesc(file_sow_v1_snapshot, 2);
 
 /**
  * The export is open.
@@ -211,8 +262,8 @@ export type OpenExportResponse = Message<"sow.v1.OpenExportResponse"> & {
   exportId: string;
 
   /**
-   * The position in the journal at which it was cut: the changes after it follow the export. Empty if the topic has no
-   * journal.
+   * The position in the journal at which it was cut: the changes after it follow the export. Empty if none of its topics
+   * has a journal.
    *
    * @generated from field: string bookmark = 2;
    */
@@ -245,6 +296,13 @@ export type OpenExportResponse = Message<"sow.v1.OpenExportResponse"> & {
    * @generated from field: string topic = 6;
    */
   topic: string;
+
+  /**
+   * Its other topics.
+   *
+   * @generated from field: repeated string others = 7;
+   */
+  others: string[];
 };
 
 /**
@@ -252,10 +310,10 @@ export type OpenExportResponse = Message<"sow.v1.OpenExportResponse"> & {
  * Use `create(OpenExportResponseSchema)` to create a new message.
  */
 export const OpenExportResponseSchema: GenMessage<OpenExportResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 2);
+  messageDesc(file_sow_v1_snapshot, 3);
 
 /**
- * One part of an export.
+ * One part of an export, of one topic.
  *
  * @generated from message sow.v1.ExportPart
  */
@@ -266,6 +324,13 @@ export type ExportPart = Message<"sow.v1.ExportPart"> & {
    * @generated from field: uint64 records = 1;
    */
   records: bigint;
+
+  /**
+   * Its topic: 0 for `topic`, 1 for the first of `others`, and so on.
+   *
+   * @generated from field: uint32 topic = 2;
+   */
+  topic: number;
 };
 
 /**
@@ -273,7 +338,7 @@ export type ExportPart = Message<"sow.v1.ExportPart"> & {
  * Use `create(ExportPartSchema)` to create a new message.
  */
 export const ExportPartSchema: GenMessage<ExportPart> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 3);
+  messageDesc(file_sow_v1_snapshot, 4);
 
 /**
  * A request to read a part.
@@ -347,7 +412,7 @@ export type ReadExportRequest = Message<"sow.v1.ReadExportRequest"> & {
  * Use `create(ReadExportRequestSchema)` to create a new message.
  */
 export const ReadExportRequestSchema: GenMessage<ReadExportRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 4);
+  messageDesc(file_sow_v1_snapshot, 5);
 
 /**
  * The end of a part. A stream that ends without a footer was cut off.
@@ -371,7 +436,7 @@ export type ExportFooter = Message<"sow.v1.ExportFooter"> & {
 
   /**
    * Fields of the export's filter in which none of the records that were read of it so far has a value, as in
-   * QueryFooter: the first 10,000 of them, by this call and by all earlier ones, of any part.
+   * QueryFooter: the first 10,000 of them, by this call and by all earlier ones, of any part of this topic.
    *
    * @generated from field: repeated string absent_fields = 3;
    */
@@ -383,7 +448,7 @@ export type ExportFooter = Message<"sow.v1.ExportFooter"> & {
  * Use `create(ExportFooterSchema)` to create a new message.
  */
 export const ExportFooterSchema: GenMessage<ExportFooter> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 5);
+  messageDesc(file_sow_v1_snapshot, 6);
 
 /**
  * A batch of records of a part, or its end.
@@ -425,7 +490,7 @@ export type ReadExportResponse = Message<"sow.v1.ReadExportResponse"> & {
  * Use `create(ReadExportResponseSchema)` to create a new message.
  */
 export const ReadExportResponseSchema: GenMessage<ReadExportResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 6);
+  messageDesc(file_sow_v1_snapshot, 7);
 
 /**
  * A request to renew a lease.
@@ -446,7 +511,7 @@ export type RenewExportRequest = Message<"sow.v1.RenewExportRequest"> & {
  * Use `create(RenewExportRequestSchema)` to create a new message.
  */
 export const RenewExportRequestSchema: GenMessage<RenewExportRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 7);
+  messageDesc(file_sow_v1_snapshot, 8);
 
 /**
  * The lease begins anew.
@@ -488,6 +553,13 @@ export type RenewExportResponse = Message<"sow.v1.RenewExportResponse"> & {
    * @generated from field: repeated sow.v1.ExportPart parts = 5;
    */
   parts: ExportPart[];
+
+  /**
+   * As OpenExportResponse.others.
+   *
+   * @generated from field: repeated string others = 6;
+   */
+  others: string[];
 };
 
 /**
@@ -495,7 +567,7 @@ export type RenewExportResponse = Message<"sow.v1.RenewExportResponse"> & {
  * Use `create(RenewExportResponseSchema)` to create a new message.
  */
 export const RenewExportResponseSchema: GenMessage<RenewExportResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 8);
+  messageDesc(file_sow_v1_snapshot, 9);
 
 /**
  * A request to close an export.
@@ -516,7 +588,7 @@ export type CloseExportRequest = Message<"sow.v1.CloseExportRequest"> & {
  * Use `create(CloseExportRequestSchema)` to create a new message.
  */
 export const CloseExportRequestSchema: GenMessage<CloseExportRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 9);
+  messageDesc(file_sow_v1_snapshot, 10);
 
 /**
  * The export is closed.
@@ -531,7 +603,7 @@ export type CloseExportResponse = Message<"sow.v1.CloseExportResponse"> & {
  * Use `create(CloseExportResponseSchema)` to create a new message.
  */
 export const CloseExportResponseSchema: GenMessage<CloseExportResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 10);
+  messageDesc(file_sow_v1_snapshot, 11);
 
 /**
  * A request for a range of changes.
@@ -623,7 +695,7 @@ export type PlanChangesRequest = Message<"sow.v1.PlanChangesRequest"> & {
  * Use `create(PlanChangesRequestSchema)` to create a new message.
  */
 export const PlanChangesRequestSchema: GenMessage<PlanChangesRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 11);
+  messageDesc(file_sow_v1_snapshot, 12);
 
 /**
  * The range.
@@ -709,7 +781,7 @@ export type PlanChangesResponse = Message<"sow.v1.PlanChangesResponse"> & {
  * Use `create(PlanChangesResponseSchema)` to create a new message.
  */
 export const PlanChangesResponseSchema: GenMessage<PlanChangesResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 12);
+  messageDesc(file_sow_v1_snapshot, 13);
 
 /**
  * A request to read changes.
@@ -823,7 +895,7 @@ export type ReadChangesRequest = Message<"sow.v1.ReadChangesRequest"> & {
  * Use `create(ReadChangesRequestSchema)` to create a new message.
  */
 export const ReadChangesRequestSchema: GenMessage<ReadChangesRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 13);
+  messageDesc(file_sow_v1_snapshot, 14);
 
 /**
  * A batch of changes, or the end of the range.
@@ -865,7 +937,7 @@ export type ReadChangesResponse = Message<"sow.v1.ReadChangesResponse"> & {
  * Use `create(ReadChangesResponseSchema)` to create a new message.
  */
 export const ReadChangesResponseSchema: GenMessage<ReadChangesResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 14);
+  messageDesc(file_sow_v1_snapshot, 15);
 
 /**
  * A request to keep the journal from a position on.
@@ -916,7 +988,7 @@ export type PinJournalRequest = Message<"sow.v1.PinJournalRequest"> & {
  * Use `create(PinJournalRequestSchema)` to create a new message.
  */
 export const PinJournalRequestSchema: GenMessage<PinJournalRequest> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 15);
+  messageDesc(file_sow_v1_snapshot, 16);
 
 /**
  * The journal is kept.
@@ -944,7 +1016,7 @@ export type PinJournalResponse = Message<"sow.v1.PinJournalResponse"> & {
  * Use `create(PinJournalResponseSchema)` to create a new message.
  */
 export const PinJournalResponseSchema: GenMessage<PinJournalResponse> = /*@__PURE__*/
-  messageDesc(file_sow_v1_snapshot, 16);
+  messageDesc(file_sow_v1_snapshot, 17);
 
 /**
  * A column of packed records.
@@ -1029,7 +1101,8 @@ export const PackedColumnSchema: GenEnum<PackedColumn> = /*@__PURE__*/
  */
 export const SnapshotService: GenService<{
   /**
-   * Opens a consistent export of a topic: one cut, one `as_of`, split into parts of about equal size (rule Q6).
+   * Opens a consistent export of a topic, or of several at one instant: one cut, one `as_of`, split into parts of about
+   * equal size (rule Q6).
    * It answers once the cut is on disk, so that a client can follow the changes from its bookmark (rule S7).
    *
    * @generated from rpc sow.v1.SnapshotService.OpenExport

@@ -1,0 +1,48 @@
+"""The end of a streaming query that is not to go on: it is stopped, and its pins are removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sow_spark.connection import connect, retried
+from sow_spark.errors import translated
+from sow_spark.option_parsing import parse_reading
+from sow_spark.stream_pins import NOTE
+
+
+def stop_for_good(query: StreamingQuery, options: Mapping[str, str]) -> list[str]:
+    """Stops a query, and removes its pins at once, so that the journals are no longer kept for it. A query that has
+    ended already is no error. Returns the removed pins as TOPIC/NAME.
+
+    Otherwise the pins stay for `pinLease`, because a query goes on from its checkpoint after a stop or a failure. After
+    this it may find its changes gone (DATA_LOST). `options` are those with which the query reads. Its progress tells
+    the name of its pins; before the first one only `pinName` does.
+
+    Raises SowSourceError where an instance cannot be reached; its pins end with their lease.
+    """
+    reading = parse_reading(options, "stream")
+    query.stop()
+    names = set(_pins_of(query)) if reading.pin_name is None else {reading.pin_name}
+    names |= {f"{name}{NOTE}" for name in names}
+    removed: list[str] = []
+    for address in filter(None, map(str.strip, reading.connecting.server.split(","))):
+        connecting = replace(reading.connecting, server=address)
+        with translated("removing the pins of a query"), connect(connecting) as client:
+            for pin in retried(connecting, client.durables):
+                if pin.pin and pin.name in names:
+                    client.delete_durable(pin.topic, pin.name)
+                    removed.append(f"{pin.topic}/{pin.name}")
+    return removed
+
+
+def _pins_of(query: StreamingQuery) -> Iterator[str]:
+    """The names of the pins that the progress of a query tells."""
+    for progress in query.recentProgress:
+        for source in json.loads(progress.json)["sources"]:
+            for offset in (source.get("endOffset"), source.get("latestOffset")):
+                if isinstance(offset, dict) and isinstance(name := offset.get("pin"), str):
+                    yield name
