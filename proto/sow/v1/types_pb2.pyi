@@ -317,6 +317,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The view is being built, and is not read before it is complete (V6). The error may pass."""
     ERROR_REASON_TOPIC_HAS_VIEWS: _ErrorReason.ValueType  # 93
     """The topic is the source of views, which need it as it is (V7)."""
+    ERROR_REASON_TOPIC_ELSEWHERE: _ErrorReason.ValueType  # 94
+    """The topic lives in another cell (C2). The details have `topic`, `cell`, `servers` (addresses with commas between
+    them) and `from_cell`, the cell of this server. Nothing of the request was applied.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """The reason for which a request, or one record of it, was refused. The gRPC status carries it as google.rpc.ErrorInfo
@@ -519,6 +523,10 @@ ERROR_REASON_VIEW_BUILDING: ErrorReason.ValueType  # 92
 """The view is being built, and is not read before it is complete (V6). The error may pass."""
 ERROR_REASON_TOPIC_HAS_VIEWS: ErrorReason.ValueType  # 93
 """The topic is the source of views, which need it as it is (V7)."""
+ERROR_REASON_TOPIC_ELSEWHERE: ErrorReason.ValueType  # 94
+"""The topic lives in another cell (C2). The details have `topic`, `cell`, `servers` (addresses with commas between
+them) and `from_cell`, the cell of this server. Nothing of the request was applied.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
