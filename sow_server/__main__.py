@@ -80,10 +80,12 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
         return _check_ready(settings)
     if given.check_config:
         from sow_server.access_control import AccessControlError, check
+        from sow_server.placement import configured_places
 
         try:
             doubtful = check(settings)
-        except AccessControlError as error:
+            configured_places(settings)
+        except (AccessControlError, config.ConfigError) as error:
             return _trouble(str(error))
         for warning in (*config.warnings(settings), *doubtful):
             sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
@@ -93,6 +95,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sow_server import app
+    from sow_server.declaring import DeclarationError
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
 
@@ -100,7 +103,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     logs.configure(settings.log, tail=tail)
     try:
         return app.run(settings, tail, time_source=time_source)
-    except (OpenError, app.StartError) as error:
+    except (OpenError, app.StartError, DeclarationError) as error:
         return _trouble(str(error))
 
 

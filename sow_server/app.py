@@ -16,11 +16,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
@@ -34,32 +33,33 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
+from sow_server.cell_watch import WATCH_SECONDS, CellWatch
+from sow_server.cells import Cells
 from sow_server.config import (
     Config,
-    DeclaredView,
+    ConfigError,
     ListenerConfig,
     MetricsConfig,
     clock_options,
     described,
     store_options,
 )
+from sow_server.declaring import declare_topics, placed_here
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
-from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock, TimeSource
-from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
-from sow_server.engine.values.policies import Declared
 from sow_server.linking import InstanceLinks, LinkingError, link
 from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
+from sow_server.placement import Places, configured_places
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
-from sow_server.query.view_plans import check_definition, view_plan
+from sow_server.query.view_plans import view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -80,6 +80,7 @@ from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners
+from sow_server.services.placement_service import PlacementService
 from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
@@ -150,27 +151,27 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
     store = _open_store(config, metrics, time_source, running)
-    threads = config.server.reader_threads
-    readers = FairReaders(threads, threads if config.access.file is None else 0)
+    readers = _readers(config)
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    declare_topics(store, config.topics, config.views)
+    places = _declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     figures = FigureHistory(store.reads, store.writes, parts.followers, links, readers, metrics.latencies)
-    timers = _timers(parts, readers, config, figures, lambda: not stopped.is_set())
-    metrics.watch_jobs(timers.jobs)
     load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
-    access = _access(config, parts, metrics, readers, links, running)
+    access = _access(config, parts, metrics, readers, links, running, places)
+    cells, jobs = _cells(config, places, access, store, readers, running)
+    timers = _timers(parts, readers, config, figures, jobs, lambda: not stopped.is_set())
+    metrics.watch_jobs(timers.jobs, cells)
     processes = _reader_processes(store, config, metrics, running)
-    server = _this_server(config, healthy, figures, tail)
-    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
+    this = _this_server(config, healthy, figures, tail, cells)
+    own = _services(parts, links, load_jobs, readers, processes, config, access, this, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -212,6 +213,11 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     )
     if not store.upkeep.verified_at_start:
         readers.submit(store.upkeep.scrub, ScrubPace(stopped))
+
+
+def _readers(config: Config) -> FairReaders:
+    threads = config.server.reader_threads
+    return FairReaders(threads, threads if config.access.file is None else 0)
 
 
 def _warn_of_settings(topics: Topics) -> None:
@@ -301,7 +307,12 @@ class _Parts:
 
 
 def _timers(
-    parts: _Parts, readers: Executor, config: Config, figures: FigureHistory, go_on: Callable[[], bool]
+    parts: _Parts,
+    readers: Executor,
+    config: Config,
+    figures: FigureHistory,
+    jobs: Sequence[PeriodicJob],
+    go_on: Callable[[], bool],
 ) -> Timers:
     options = JobOptions(
         prune_interval_micros=config.journal.prune_interval_micros,
@@ -309,7 +320,7 @@ def _timers(
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
         reclaim_records=config.storage.reclaim_records,
         go_on=go_on,
-        more=[PeriodicJob("figures", figures.sample, SAMPLE_SECONDS)],
+        more=[PeriodicJob("figures", figures.sample, SAMPLE_SECONDS), *jobs],
     )
     return Timers(
         parts.store.reads,
@@ -324,10 +335,16 @@ def _timers(
 
 
 def _access(
-    config: Config, parts: _Parts, metrics: Metrics, readers: Executor, links: InstanceLinks, running: AsyncExitStack
+    config: Config,
+    parts: _Parts,
+    metrics: Metrics,
+    readers: Executor,
+    links: InstanceLinks,
+    running: AsyncExitStack,
+    places: Places | None,
 ) -> AccessControl:
     try:
-        access = AccessControl(config, parts.store.topics, metrics, readers)
+        access = AccessControl(config, parts.store.topics, metrics, readers, places)
     except AccessControlError as error:
         raise StartError(str(error)) from error
     running.callback(access.stop)
@@ -335,6 +352,41 @@ def _access(
         links.ask_access(lambda name: access.authorizer.peer(name) is not None)
         parts.consumers.backlogs.owners = DurableOwners(access.authorizer)
     return access
+
+
+def _declare(store: Store, config: Config) -> Places | None:
+    """Makes the topics of the configuration that are placed here; returns the placement."""
+    try:
+        places = configured_places(config)
+    except ConfigError as error:
+        raise StartError(str(error)) from error
+    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
+    if places is not None:
+        store.commits.refuse_elsewhere(places.refusal)
+    return places
+
+
+def _cells(
+    config: Config,
+    places: Places | None,
+    access: AccessControl,
+    store: Store,
+    readers: Executor,
+    running: AsyncExitStack,
+) -> tuple[Cells | None, list[PeriodicJob]]:
+    """The cell of this server, and its jobs. From now on, SIGHUP reads the access file again, or the placement."""
+    loop = asyncio.get_running_loop()
+    if places is None:
+        loop.add_signal_handler(signal.SIGHUP, access.reload_soon)
+        return None, []
+    cells = Cells(places, readers, access.authorizer, store.commits.barrier)
+    watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
+    running.push_async_callback(watch.close)
+    reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]
+    loop.add_signal_handler(signal.SIGHUP, lambda: [reload() for reload in reloads])
+    job = PeriodicJob("cells", watch.look, WATCH_SECONDS, at_once=True)
+    cells.look = job.run
+    return cells, [job]
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
@@ -432,6 +484,7 @@ def _services(
         DurablesService(reading, store.writes, consumers, followers, readers),
         InspectionService(reading, store.writes, followers, readers, server),
         LinksService(links),
+        PlacementService(reading, server.cells, readers),
     )
     pieces = ReaderPieces(readers)
     idle_max = config.limits.pin_idle_ttl_max_micros
@@ -459,7 +512,9 @@ def _services(
     )
 
 
-def _this_server(config: Config, healthy: HealthService, figures: FigureHistory, tail: LogTail) -> ThisServer:
+def _this_server(
+    config: Config, healthy: HealthService, figures: FigureHistory, tail: LogTail, cells: Cells | None
+) -> ThisServer:
     return ThisServer(
         config.server.instance,
         __version__,
@@ -468,6 +523,7 @@ def _this_server(config: Config, healthy: HealthService, figures: FigureHistory,
         cluster=config.server.cluster,
         settings=described(config),
         tail=tail,
+        cells=cells,
     )
 
 
@@ -495,57 +551,6 @@ def _link(
         raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
     running.push_async_callback(links.stop)  # after the calls: some wait until peers have their writes
     return links
-
-
-def declare_topics(
-    store: Store, declared: Mapping[str, Declared], views: Mapping[str, DeclaredView] = MappingProxyType({})
-) -> None:
-    """Creates and alters topics and views as the configuration file declares them. What left the file stays and belongs
-    to the administrator (rule K1). A view with another definition is made anew (rule V7). Raises StartError."""
-
-    administration = store.administration
-
-    def finish(name: str, change: Pending[T]) -> None:
-        table = "views" if name in views else "topics"
-        try:
-            store.finish(change)
-        except StoreError as error:
-            raise StartError(f"[{table}.{name}]: {error.message}") from error
-
-    for name, view in views.items():  # first: they may keep their sources from being altered
-        there = store.topics.by_name.get(name)
-        if there is not None and there.view not in (None, view.definition):
-            # A view with its durables does not go for one that is refused.
-            _check_definition(store, name, declared, views)
-            finish(name, administration.delete_topic(name, force=True, in_config=True))
-
-    for name, settings in declared.items():
-        found = store.topics.by_name.get(name)
-        if found is None:
-            finish(name, administration.create_topic(name, settings, in_config=True))
-        elif found.declaration.settings != settings or not found.in_config:
-            finish(name, administration.alter_topic(name, _replaced_by(settings), in_config=True))
-    for name, view in views.items():
-        there = store.topics.by_name.get(name)
-        if there is None or there.view is None:  # a topic of that name is refused there
-            finish(name, administration.create_topic(name, view.settings, in_config=True, view=view.definition))
-        elif there.declaration.settings != view.settings or not there.in_config:
-            finish(name, administration.alter_topic(name, _replaced_by(view.settings), in_config=True))
-    for name, topic in store.topics.by_name.items():
-        if topic.in_config and name not in declared and name not in views:
-            finish(name, administration.release_topic(name))
-
-
-def _check_definition(store: Store, name: str, declared: Collection[str], views: Mapping[str, DeclaredView]) -> None:
-    definitions = {view: declared_view.definition for view, declared_view in views.items()}
-    try:
-        check_definition(definitions[name], store.topics.by_name, declared, definitions)
-    except StoreError as error:
-        raise StartError(f"[views.{name}]: {error.message}") from error
-
-
-def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
-    return lambda _: settings
 
 
 def _listen(config: Config, register: Register, links: InstanceLinks) -> tuple[Listeners, tuple[str, ...]]:

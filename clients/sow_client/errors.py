@@ -292,6 +292,7 @@ CLASS_OF_REASON: Mapping[str, type[SowError]] = {
     "VIEW_READ_ONLY": FailedPrecondition,
     "VIEW_BUILDING": Unavailable,
     "TOPIC_HAS_VIEWS": FailedPrecondition,
+    "TOPIC_ELSEWHERE": FailedPrecondition,
 }
 """The exception for each reason. A test compares the table with `sow.v1.ErrorReason`."""
 

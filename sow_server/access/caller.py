@@ -14,6 +14,7 @@ from sow_server.access.limits import Usage
 from sow_server.access.model import Credential, Identity, Peer
 from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
+from sow_server.access.topic_cells import EVERY_TOPIC_HERE, TopicCells
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError, no_topic, with_meant
@@ -22,6 +23,7 @@ from sow_server.engine.values.model import MessageType
 from sow_server.engine.values.views import view_building
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.filters.tree import Path, walk
+from sow_server.placement import Places
 
 RESEMBLING_MAX: Final = 200
 """Names that are compared with a mistyped one, on the event loop; the longest ones take 20 µs each."""
@@ -55,6 +57,10 @@ class Authority(Protocol):
     @property
     def topics(self) -> Topics:
         """All that there are."""
+
+    @property
+    def places(self) -> Places | None:
+        """The cells of topics; None: every topic is placed here."""
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         """Something was refused. `topic` is "" for an action on the server."""
@@ -91,6 +97,7 @@ class Call:
         "_topics",
         "_usage",
         "address",
+        "cells",
         "credential",
         "deletes",
         "ended",
@@ -145,6 +152,8 @@ class Call:
         """None: the call is not traced."""
         self._authority = authority
         self._topics = authority.topics
+        places = authority.places
+        self.cells: Final = EVERY_TOPIC_HERE if places is None else TopicCells(places)
         self._permissions = caller.permissions
         self._usage = caller.usage
         self.peer: Final = holder if isinstance(holder, Peer) else None
@@ -162,9 +171,12 @@ class Call:
         """The topic of a request, for the action that the method needs, or another one. `whole`: the action is on all
         of it, so a caller that may see only a part of it is denied. Raises StoreError:
         TOPIC_NOT_FOUND if there is none, and likewise if the caller has no grant on the name; PERMISSION_DENIED if it
-        has another grant on it; VIEW_BUILDING for a read of a view that is not complete (rule V6)."""
+        has another grant on it; TOPIC_ELSEWHERE if it is placed in another cell (rule C2); VIEW_BUILDING for a read of
+        a view that is not complete (rule V6)."""
         restriction = UNRESTRICTED
         if self._permissions is None:
+            if self.cells is not EVERY_TOPIC_HERE:
+                self.cells.check(name)
             topic = self._topics.find(name)
         else:
             action = action or self._action
@@ -180,8 +192,11 @@ class Call:
         self, name: str, action: Action | None = None, *, all_rows: bool = False, whole: bool = False
     ) -> Decision:
         """The decision about a topic that may not exist. `all_rows`: the action is on all rows, so a caller with `rows`
-        is denied; `whole`: so is one with hidden fields. Raises StoreError as `topic`, if the action is denied."""
+        is denied; `whole`: so is one with hidden fields. Raises StoreError as `topic`, if the action is denied or the
+        topic is placed in another cell."""
         if self._permissions is None:
+            if self.cells is not EVERY_TOPIC_HERE:
+                self.cells.check(name)
             return ALLOWED
         check_name(name)  # first: no pattern runs over it, and no decision about it is remembered, unless it can exist
         action = action or self._action
@@ -191,6 +206,8 @@ class Call:
         )
         if not decision.allowed or limited:
             raise self._denied(action, name, Decision(allowed=False, place=decision.place))
+        if self.cells is not EVERY_TOPIC_HERE:
+            self.cells.check(name)  # last: who may not reach a topic does not learn its cell
         return decision
 
     def require_create(self, name: str) -> None:
@@ -227,9 +244,12 @@ class Call:
         return self._permissions is None or self._permissions.decide(action, topic).allowed
 
     def seen(self, name: str) -> Topic:
-        """A topic that exists for the caller, whatever it may do with it. Raises StoreError TOPIC_NOT_FOUND."""
-        found = self.existing(name)
-        if found is None or not self.sees(name):
+        """A topic that exists for the caller, whatever it may do with it. Raises StoreError TOPIC_NOT_FOUND, and
+        TOPIC_ELSEWHERE for one that it would see and that is placed in another cell."""
+        found, sees = self.existing(name), self.sees(name)
+        if sees:
+            self.cells.check(name)
+        if found is None or not sees:
             check_name(name)
             raise no_topic(name)
         return found
@@ -240,7 +260,9 @@ class Call:
 
     def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
         """The part of a topic that the action is allowed on; None: no part. For patterns: a topic that may not be seen
-        does not match."""
+        does not match, nor does one that is placed in another cell."""
+        if self.cells is not EVERY_TOPIC_HERE and not self.cells.match(topic.name):
+            return None
         if self._permissions is None:
             return UNRESTRICTED
         decision = self._permissions.decide(action or self._action, topic.name)
@@ -248,7 +270,8 @@ class Call:
 
     def rights(self, action: Action) -> str:
         """Names the part of all topics that the action is allowed on: equal rights have equal names, everywhere."""
-        return "" if self._permissions is None else self._permissions.name(action)
+        names = "" if self._permissions is None else self._permissions.name(action)
+        return names if self.cells is EVERY_TOPIC_HERE else f"{self.cells.digest} {names}"
 
     def owns(self, owner: str) -> bool:
         """True if the caller owns something: otherwise it does not exist for it. An operator owns everything."""
@@ -268,16 +291,21 @@ class Call:
             return name
         return stored if self.may(Action.OPERATOR) else None
 
-    def topics(self) -> list[Topic]:
-        """The topics that exist for the caller, by name."""
-        return [topic for _, topic in sorted(self._topics.by_name.items()) if self.sees(topic.name)]
+    def topics(self, *, stray: bool = False) -> list[Topic]:
+        """The topics that exist for the caller, by name. `stray`: instead of them those that are left here, although
+        they are placed in another cell (rule C5)."""
+        return [
+            topic
+            for name, topic in sorted(self._topics.by_name.items())
+            if self.sees(name) and self.cells.have(name) is not stray
+        ]
 
     def explained(self, error: StoreError) -> StoreError:
         """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics
         that exist for the caller."""
         name = error.details.get("topic", "") if error.reason is Reason.TOPIC_NOT_FOUND else ""
-        alike = filter(self.sees, resembling(name, self._topics.by_name) if name else ())
-        meant = list(islice(alike, 2))
+        alike = resembling(name, self._topics.by_name) if name else ()
+        meant = list(islice((one for one in alike if self.sees(one) and self.cells.have(one)), 2))
         return with_meant(error, meant) if meant else error
 
     def begin_deleting(self, topic: str) -> None:
@@ -374,6 +402,8 @@ class Call:
     def runs(self, task: asyncio.Task[object]) -> None:
         """The task of a call that answers with a stream; `end` stops it."""
         self._task = task
+        if self.cells is not EVERY_TOPIC_HERE:
+            self.cells.remember = self.need.action is not Action.PUBLISH  # the requests of such a stream are refused
 
     @property
     def lasts(self) -> bool:

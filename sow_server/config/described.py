@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from sow_server.config.kinds import UnlessWord
-from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, DefaultsForm, Knob, knobs_of
+from sow_server.config.knobs import Knob, knobs_of
+from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, DefaultsForm
 
 DEFAULT: Final = "default"
 SECRETS: Final = frozenset({("replication", "token")})
@@ -47,6 +48,7 @@ def described(config: Config) -> list[Setting]:
         *_section(config, "metrics", config.metrics),
         *_section(config, "access", config.access),
         *([] if config.jwt is None else _section(config, "access.jwt", config.jwt)),
+        *_section(config, "placement", config.placement),
         *_section(config, "tracing", config.tracing),
         *_section(config, "log", config.log),
         *_defaults(config),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sow_server.config.kinds import is_loopback, quoted, split_address
+from sow_server.config.knobs import knobs
 from sow_server.config.options import token_in
 from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
@@ -19,7 +20,6 @@ from sow_server.config.sections import (
     ListenerAuth,
     ListenerConfig,
     PeerConfig,
-    knobs,
 )
 from sow_server.engine.values.model import Durability
 
@@ -39,6 +39,7 @@ def check_relations(complain: Complain, config: Config) -> None:
     _check_sync_peers(complain, config)
     _check_token(complain, config)
     _check_access(complain, config)
+    _check_placement(complain, config)
 
 
 def _check_server(complain: Complain, config: Config) -> None:
@@ -210,3 +211,13 @@ def _check_access(complain: Complain, config: Config) -> None:
             raise complain("access", "file", f'is needed where a listener has auth = "{kind.value}"')
     if ListenerAuth.JWT in kinds and config.jwt is None:
         raise complain("access.jwt", "", 'is needed where a listener has auth = "jwt"')
+
+
+def _check_placement(complain: Complain, config: Config) -> None:
+    placement = config.placement
+    if placement.file is None:
+        for key in ("cell", "ca"):
+            if getattr(placement, key):
+                raise complain("placement", key, "also needs file: which topics live in which cell")
+    elif not placement.cell:
+        raise complain("placement", "file", "also needs cell: the name of this server's own cell")

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from sow_server.config.kinds import UnlessWord, quoted
+from sow_server.config.knobs import knobs_of
 from sow_server.config.sections import (
     DEFINING,
     LISTENERS_TABLE,
@@ -15,7 +16,6 @@ from sow_server.config.sections import (
     DefaultsForm,
     TopicForm,
     ViewForm,
-    knobs_of,
 )
 from sow_server.engine.values.policies import Declared
 
@@ -40,6 +40,7 @@ def render(config: Config) -> str:
         _rendered("metrics", config.metrics),
         _rendered("access", config.access),
         *([] if config.jwt is None else [_rendered("access.jwt", config.jwt)]),
+        _rendered("placement", config.placement),
         _rendered("tracing", config.tracing),
         _rendered("log", config.log),
         _rendered_settings("defaults", DefaultsForm, config.defaults),

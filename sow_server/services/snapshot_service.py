@@ -162,14 +162,14 @@ class SnapshotService:
     def _check_owner(self, call: Call, export_id: str) -> None:
         """An export of another caller does not exist, and neither does one with more than the caller may read by now.
         Raises StoreError."""
-        if call.unrestricted:
-            return
         owner = self._exports.owner(export_id)
         if owner is not None and not call.owns(owner):
             raise not_found(export_id, NEVER_OPENED)
         export = self._exports.find(export_id)
         for topic, restriction in zip(export.topics, export.restrictions, strict=True):
-            if call.topic(topic.name).restriction not in (UNRESTRICTED, restriction):
+            if call.unrestricted:
+                call.require(topic.name)
+            elif call.topic(topic.name).restriction not in (UNRESTRICTED, restriction):
                 raise not_found(export_id, NOT_PERMITTED)
 
     def _described(self, export: ServedExport, lease_micros: int) -> snapshot_pb2.RenewExportResponse:

@@ -252,6 +252,7 @@ export const CLASS_OF_REASON: Readonly<Record<string, ErrorClass>> = {
   VIEW_READ_ONLY: FailedPrecondition,
   VIEW_BUILDING: Unavailable,
   TOPIC_HAS_VIEWS: FailedPrecondition,
+  TOPIC_ELSEWHERE: FailedPrecondition,
 };
 
 const CLASS_OF_CODE: Readonly<Record<string, ErrorClass>> = {

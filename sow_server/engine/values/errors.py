@@ -102,6 +102,7 @@ class Reason(enum.IntEnum):
     VIEW_READ_ONLY = 91
     VIEW_BUILDING = 92
     TOPIC_HAS_VIEWS = 93
+    TOPIC_ELSEWHERE = 94
 
 
 class StoreError(Exception):

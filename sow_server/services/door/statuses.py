@@ -108,6 +108,7 @@ CODES: Final[dict[Reason, grpc.StatusCode]] = {
     Reason.VIEW_READ_ONLY: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.VIEW_BUILDING: grpc.StatusCode.UNAVAILABLE,
     Reason.TOPIC_HAS_VIEWS: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.TOPIC_ELSEWHERE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 

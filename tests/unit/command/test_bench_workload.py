@@ -43,9 +43,9 @@ class Server(FakeClient):
         self._or_fail("create")
         return super().create_topic(name, **settings)
 
-    def delete_topic(self, name: str, *, force: bool = False) -> int:
+    def delete_topic(self, name: str, *, force: bool = False, here: bool = False) -> int:
         self._or_fail("delete")
-        return super().delete_topic(name, force=force)
+        return super().delete_topic(name, force=force, here=here)
 
     def status(self) -> Any:
         self._or_fail("status")
