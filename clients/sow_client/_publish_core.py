@@ -22,6 +22,9 @@ requests to the server and the answers back. A record moves through
          everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a
          publisher with a unit, or with an epoch that has no token, keeps to its instance, and one whose instance tells
         the others nothing, as an older one.
+    [8]  A topic that lives in another cell, or moves there, takes the publisher along (rule C13). A cell that says so
+         has answered all requests before, and has applied nothing from that one on. A publisher with a unit, or with an
+         epoch that has no token, goes only before it has begun, if it can begin another epoch there.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _reads, _statuses, _timeouts, _writes
+from sow_client._cells import ELSEWHERE, Led
 from sow_client._contract import REMOVALS, Needed, needed
 from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._publish_columns import CheckedColumns, Pending, RequestColumns, plain_columns, row_columns
@@ -56,6 +60,9 @@ RETRIED_REASONS: Final = frozenset(
     }
 )
 """Reasons that pass by themselves: unacknowledged records are sent again."""
+_KEPT: Final = (
+    "this publisher stays in the cell where its epoch began: open_publisher takes the topic, and begins in its cell"
+)
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
 """Reasons that concern the whole stream and do not pass by themselves."""
 
@@ -166,8 +173,17 @@ class PublishCore:
         publisher_id: str,
         publisher_epoch: int,
         publisher_token: int = 0,
+        way: Led | None = None,
     ) -> None:
+        """`way`: to the cell of the topic; None: there is one place only."""
         self.options = options
+        self.failover = options.failover
+        """Of the cell in use."""
+        self.epoch_cell = ""
+        """The key of the cell in which the epoch was begun."""
+        self.begins_anew = False
+        """It can begin another epoch, in another cell."""
+        self._way = way
         self.topic = defaults.topic
         self.applied = 0
         self.duplicates = 0
@@ -384,6 +400,8 @@ class PublishCore:
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:
             self._backoff.reset()
+            if self._way is not None:
+                self._way.arrived()
         return ack, error
 
     def _trim(self, sealed: _Sealed, settled: int) -> None:
@@ -408,7 +426,7 @@ class PublishCore:
         """The next stream has to go to the same instance ([7])."""
         if self._defaults.unit:
             return True
-        if self.options.failover == "again" and (self.is_told or not self.is_unsettled):
+        if self.failover == "again" and (self.is_told or not self.is_unsettled):
             return self.options.keeps and not self.publisher_token
         return self.options.keeps or self.is_unsettled
 
@@ -444,13 +462,30 @@ class PublishCore:
         if self.must_reopen:
             self.must_reopen = False
             return 0.0
+        if self._leads(error):
+            return 0.0
         passing = error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
-        if not passing and not (error.reason in LOSSES and self.options.failover == "again" and not self.is_bound):
+        if self._way is not None:
+            passing, error = passing or (error.reason == ELSEWHERE and self._way.differs), self._way.told(error)
+            if error.reason == ELSEWHERE and passing:
+                self._way.begin_again()
+        if not passing and not (error.reason in LOSSES and self.failover == "again" and not self.is_bound):
             raise self.failure(error) from error
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self.time_to_retry(error))
         if delay is None:
             raise self.failure(error) from error
         return delay
+
+    def _leads(self, error: SowError) -> bool:
+        """True if the stream is to be opened again at once, in the cell of the topic ([8])."""
+        if self._way is None or error.reason != ELSEWHERE:
+            return False
+        anew = self.begins_anew and not self.acknowledged
+        if not anew and (self._defaults.unit or (self.options.keeps and not self.publisher_token)):
+            raise self.failure(_statuses.error_like(error, f"{error.message}; {_KEPT}")) from error
+        for sealed in self._queued:
+            sealed.sent = False  # the answers to all before it have come
+        return self._way.leads(error)
 
     def time_to_retry(self, error: SowError) -> float:
         """Seconds, from the first of consecutive failures."""
