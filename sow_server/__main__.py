@@ -80,10 +80,12 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
         return _check_ready(settings)
     if given.check_config:
         from sow_server.access_control import AccessControlError, check
+        from sow_server.placement import configured_places
 
         try:
             doubtful = check(settings)
-        except AccessControlError as error:
+            configured_places(settings)
+        except (AccessControlError, config.ConfigError) as error:
             return _trouble(str(error))
         for warning in (*config.warnings(settings), *doubtful):
             sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")

@@ -8,6 +8,7 @@ rendering  writing it
 relations  checks between values
 private    the one check of files that hold secrets
 described  every setting with its origin, without secrets
+places     the lines of a TOML file
 options    the options of the store, the clock and the links that follow from a `Config`
 """
 
@@ -43,6 +44,7 @@ from sow_server.config.sections import (
     LogConfig,
     MetricsConfig,
     PeerConfig,
+    PlacementConfig,
     ReplicationConfig,
     ServerConfig,
     StorageConfig,
@@ -72,6 +74,7 @@ __all__ = [
     "MetricsConfig",
     "Overrides",
     "PeerConfig",
+    "PlacementConfig",
     "ReplicationConfig",
     "ServerConfig",
     "Setting",
