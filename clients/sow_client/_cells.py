@@ -179,10 +179,13 @@ class Way(Generic[_Transport]):
         except InvalidArgument as refused:
             self._refused = refused.message
             return False
-        for known in (self._denied, self._missing):
-            if known is not None and known[0] is found:
-                return False
-        if found is None or self._asked > ASKED_MAX:
+        if found is None:
+            return False
+        if self._missing is not None and self._missing[0] is found:
+            self.place = found
+            return False
+        if self._denied is not None and (self._denied[0] is found or self._asked > ASKED_MAX):
+            self._cells.forget(self._topic, found)
             return False
         self.place, self._missing = found, None
         return True

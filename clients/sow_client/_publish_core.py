@@ -22,9 +22,9 @@ requests to the server and the answers back. A record moves through
          everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a
          publisher with a unit, or with an epoch that has no token, keeps to its instance, and one whose instance tells
         the others nothing, as an older one.
-    [8]  A topic that lives in another cell, or moves there, takes the publisher along (rule C13). A cell that says so
-         has answered all requests before, and has applied nothing from that one on. A publisher with a unit, or with an
-         epoch that has no token, goes only before it has begun, if it can begin another epoch there.
+    [8]  A topic that lives in another cell, or moves there, takes the publisher along (rule C13). The cell that says so
+         has answered all requests before, and has applied nothing of this one. In the other cell the unsettled records
+         begin an epoch. So a publisher with an epoch of the program's stays, and one whose unit has begun.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ RETRIED_REASONS: Final = frozenset(
 )
 """Reasons that pass by themselves: unacknowledged records are sent again."""
 _KEPT: Final = (
-    "this publisher stays in the cell where its epoch began: open_publisher takes the topic, and begins in its cell"
+    "this publisher stays in the cell where its epoch began: open_publisher takes the topic, and begins one in its cell"
 )
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
 """Reasons that concern the whole stream and do not pass by themselves."""
@@ -174,16 +174,17 @@ class PublishCore:
         publisher_epoch: int,
         publisher_token: int = 0,
         way: Led | None = None,
+        opens: bool = False,
     ) -> None:
-        """`way`: to the cell of the topic; None: there is one place only."""
+        """`way`: to the cell of the topic; None: there is one place only. `opens`: whoever runs it can begin epochs."""
         self.options = options
         self.failover = options.failover
         """Of the cell in use."""
-        self.epoch_cell = ""
-        """The key of the cell in which the epoch was begun."""
-        self.begins_anew = False
-        """It can begin another epoch, in another cell."""
+        self.wants_epoch = False
+        """The next stream needs another epoch of the publisher's id ([8])."""
         self._way = way
+        self._opens = opens
+        self._before = 0  # records that were settled in other cells
         self.topic = defaults.topic
         self.applied = 0
         self.duplicates = 0
@@ -281,7 +282,9 @@ class PublishCore:
             encoded_as=self.encoded_as,
             remove=columns.removals,
             publisher=types_pb2.PublisherPosition(
-                publisher_id=self.publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
+                publisher_id=self.publisher_id,
+                first_sequence=self._next_index - self._before + 1,
+                unit=defaults.unit,
             ),
         )
         if columns.removals:
@@ -293,7 +296,7 @@ class PublishCore:
 
     def opened(self, opened: OpenedPublisher) -> None:
         """The epoch of the publisher is known."""
-        self.publisher_epoch, self.publisher_token = opened.epoch, opened.token
+        self.publisher_epoch, self.publisher_token, self.wants_epoch = opened.epoch, opened.token, False
 
     # ---- the unit ----
 
@@ -361,6 +364,10 @@ class PublishCore:
         refusals: list[Refusal] = []
         for message in response.refusals:
             refusal = _writes.refusal(message, index=sealed.first_index + message.index)
+            if refusal.reason == ELSEWHERE:
+                settled = message.index
+                error = error_of_reason(refusal.reason, refusal.message, details=message.details)
+                break
             if refusal.reason in RETRIED_REASONS or refusal.reason in FATAL_REASONS:
                 settled, error = message.index, refusal.error()
                 break
@@ -382,7 +389,7 @@ class PublishCore:
         )
         if ack.records != settled or settled > sealed.records:
             raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
-        if error is not None and error.reason in RETRIED_REASONS:
+        if error is not None and (error.reason in RETRIED_REASONS or error.reason == ELSEWHERE):
             for refused in self._sent:
                 refused.sent = False  # nothing from the refused record on was applied (rule P6)
         if error is None:
@@ -480,12 +487,22 @@ class PublishCore:
         """True if the stream is to be opened again at once, in the cell of the topic ([8])."""
         if self._way is None or error.reason != ELSEWHERE:
             return False
-        anew = self.begins_anew and not self.acknowledged
-        if not anew and (self._defaults.unit or (self.options.keeps and not self.publisher_token)):
+        if (self.options.keeps and not self._opens) or (self._defaults.unit and self.acknowledged):
             raise self.failure(_statuses.error_like(error, f"{error.message}; {_KEPT}")) from error
-        for sealed in self._queued:
-            sealed.sent = False  # the answers to all before it have come
+        self._begin_anew()
         return self._way.leads(error)
+
+    def _begin_anew(self) -> None:
+        """Begins an epoch of which the unsettled records are the first: the cell that has refused them takes them for
+        decided (rule P4), and it may become theirs again."""
+        if self._opens:
+            self.wants_epoch = True
+        else:
+            self.publisher_epoch, self.publisher_token = self.publisher_epoch + 1, _writes.random_token()
+        self._before = self.acknowledged
+        for sealed in self._queued:
+            sealed.sent = False  # the answers to all before the refused one have come
+            sealed.request.publisher.first_sequence = sealed.first_index - self._before + 1
 
     def time_to_retry(self, error: SowError) -> float:
         """Seconds, from the first of consecutive failures."""

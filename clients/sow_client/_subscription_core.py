@@ -304,7 +304,7 @@ class SubscriptionCore:
         told = way.told(error)
         if told is not error:
             told.__cause__ = error.__cause__
-        if error.reason == ELSEWHERE:
+        if told.reason == ELSEWHERE:
             if not way.differs:
                 raise self._failure(told)
             way.begin_again()

@@ -382,14 +382,13 @@ class AsyncPublishing(AsyncCalls):
             publisher_epoch=1 if epoch is None else epoch,
             publisher_token=_writes.random_token() if publisher_id is None else token,
             way=way,
+            opens=publisher_id is not None and epoch is None,
         )
         name = f"publisher {core.publisher_id}"
         home = (None if epoch is None else self._homes.of(name)) or Home(f"the {name}")
-        core.epoch_cell = home.cell
         next_epoch = None
         if publisher_id is not None and epoch is None:
-            next_epoch = partial(self._new_epoch, core, way, publisher_id, unit)
-            core.begins_anew = True
+            next_epoch = partial(self._new_epoch, way, publisher_id, unit)
         return AsyncPublisher(
             core,
             partial(self._open_stream, core, way, home, next_epoch),
@@ -589,8 +588,8 @@ class AsyncPublishing(AsyncCalls):
         requests: AsyncIterator[sow_pb2.PublishStreamRequest],
     ) -> AioStreamCall:
         needs, place = core.needs, way.place
-        if next_epoch is not None and core.epoch_cell != place.key and not core.acknowledged:
-            core.opened(await next_epoch())  # the one before was begun in the wrong cell
+        if next_epoch is not None and core.wants_epoch:
+            core.opened(await next_epoch())
         core.failover = self._failover_in(place)
         if not core.is_bound:
             home.line = None  # any instance may take what is not settled
@@ -602,10 +601,7 @@ class AsyncPublishing(AsyncCalls):
         with _transport.unless_closed():
             return _lines.at(line, self._sow.PublishStream)(requests)
 
-    async def _new_epoch(
-        self, core: PublishCore, way: Way[AsyncTransport], publisher_id: str, unit: int
-    ) -> OpenedPublisher:
-        core.epoch_cell = way.place.key
+    async def _new_epoch(self, way: Way[AsyncTransport], publisher_id: str, unit: int) -> OpenedPublisher:
         return _publish_core.new_epoch(await self._begin_epoch(way, publisher_id, unit), publisher_id, unit)
 
     async def _begin_epoch(self, way: Way[AsyncTransport], publisher_id: str, unit: int) -> OpenedPublisher:

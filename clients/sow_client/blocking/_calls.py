@@ -87,6 +87,7 @@ class Calls:
             Transport,
             tls=tls or named.tls,
             connect_timeout=self._connect_timeout,
+            channel=None,
             token=named.token if token is None else token,
             prefer=checked_preference(prefer or variables.get(PREFER_VARIABLE) or "first"),
             on_failover=on_failover,
