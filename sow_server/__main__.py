@@ -95,6 +95,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from sow_server import app
+    from sow_server.declaring import DeclarationError
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
 
@@ -102,7 +103,7 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     logs.configure(settings.log, tail=tail)
     try:
         return app.run(settings, tail, time_source=time_source)
-    except (OpenError, app.StartError) as error:
+    except (OpenError, app.StartError, DeclarationError) as error:
         return _trouble(str(error))
 
 

@@ -67,7 +67,7 @@ class Cells:
         writer has begun is committed. `tell_signal`: tells the audit log of a reload by a signal."""
         self.places: Final = places
         self.problems: dict[str, Problem] = {}
-        """By cell."""
+        """Those that last, by cell."""
         self._file = file
         self._readers = readers
         self._changed = changed

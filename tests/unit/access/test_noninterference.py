@@ -518,6 +518,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "Restamp": [orders(filter="/secret > ''", mode=3), orders(mode=1, lifetime={"ttl_micros": 1}, dry_run=True)],
     "GetStatus": [plain()],
     "DescribeInstance": [plain()],
+    "GetPlacement": [plain(), orders()],
+    "ReloadPlacement": [plain()],
     "GetExpiryHorizon": [
         plain(),
         orders(),
