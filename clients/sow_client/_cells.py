@@ -66,7 +66,7 @@ class Cells(Generic[_Transport]):
         self._opened = opened
         self._places: dict[str, Place[_Transport]] = {}
         self._of: dict[str, Place[_Transport]] = {}
-        """By topic. Of topics at home nothing is remembered."""
+        """The place of each topic that is not at home."""
         self._lock = threading.Lock()
         self._is_closed = False
         _process.tell(self)

@@ -179,7 +179,7 @@ class PublishCore:
         """`way`: to the cell of the topic; None: there is one place only. `opens`: whoever runs it can begin epochs."""
         self.options = options
         self.failover = options.failover
-        """Of the cell in use."""
+        """The option, in the cell in use."""
         self.wants_epoch = False
         """The next stream needs another epoch of the publisher's id ([8])."""
         self._way = way

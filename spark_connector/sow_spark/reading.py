@@ -120,7 +120,7 @@ class SnapshotReader(DataSourceReader):
                 records = export.parts or (() if reading.is_fixed else (0,))
                 for part, count in enumerate(records):
                     shares.append((Share(name, export.id, part, len(export.parts), text, form), count))
-            connecting = kept(reading.connecting, client)
+            connecting = kept(reading.connecting, client, "" if reading.several else reading.topic)
         if not reading.several:
             return [ExportPartition((share,), lease_seconds, connecting) for share, _ in shares]
         wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
@@ -265,7 +265,7 @@ def opened_at_load(reading: Reading) -> Reading:
             raise
         if reading.several:  # topics that match the pattern later have no export
             loaded = replace(loaded, topics=topics, topic_pattern=None)
-        return replace(loaded, connecting=kept(reading.connecting, client))
+        return replace(loaded, connecting=kept(reading.connecting, client, "" if reading.several else reading.topic))
 
 
 def closed(loaded: Reading) -> None:

@@ -119,6 +119,15 @@ class Calls:
         that of the client's own."""
         return self._transport.lines.present_instance
 
+    def instance_of(self, topic: str) -> Instance | None:
+        """`instance`, in the cell of a topic, as far as the client knows it by now. Rule: C10."""
+        return self._cells.way(topic).place.transport.lines.present_instance
+
+    def servers_of(self, topic: str) -> str:
+        """The addresses to which calls for a topic go: those of its cell, as far as the client knows it by now, such as
+        "a:7450,b:7450". Rule: C10."""
+        return self._cells.way(topic).place.transport.server
+
     def go_back(self) -> Instance | None:
         """Moves to the first instance of the list that serves, if that is another one than the one in use; a client
         never does so by itself. Returns the instance in use; None where the client has one address. It does so in each
