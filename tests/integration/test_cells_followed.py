@@ -436,3 +436,16 @@ def test_a_forked_child_goes_to_the_cell_of_a_topic_on_channels_of_its_own(cells
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GRPC_ENABLE_FORK_SUPPORT": "1"}
     subprocess.run([sys.executable, "-c", FORKED, cells.home, topic], check=True, timeout=60, env=environment)
     assert cells.keys("b", topic) == ["1", "2", "child"]
+
+
+def test_a_copy_that_was_left_behind_is_deleted_at_home(connect: Connect, cells: Cells) -> None:
+    """C5: and not the topic, which the client knows in the other cell."""
+    topic = cells.topic("a")
+    with connect(cells.home) as client:
+        client.publish(topic, b"{}", key="old")
+        cells.place((topic, "b"))
+        client.publish(topic, b"{}", key="new")
+        assert client.delete_topic(topic, here=True) == 1
+        assert client.placement(topic).cell == "a"
+        assert [record.key for record in client.query(topic)] == ["new"]
+    cells.place()
