@@ -8,14 +8,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from itertools import count
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import pytest
 
-from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_client import (
     EARLIEST,
     Client,
@@ -27,8 +24,7 @@ from sow_client import (
 )
 from sow_client._lines import Line
 from tests.support.fakes.fake_channels import Ended
-from tests.support.servers.cells import CellServer, placement
-from tests.support.servers.server import free_port
+from tests.support.servers.cells import TwoCells
 from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
 
@@ -36,52 +32,10 @@ __all__ = ["connect"]  # a fixture
 pytestmark = pytest.mark.one_client
 
 
-class Cells:
-    """Two cells, `a` and `b`, of which b has the topics whose names begin with "b-"."""
-
-    def __init__(self, folder: Path) -> None:
-        self.version = 1
-        self._numbers = count()
-        ports = {"a": free_port(), "b": free_port()}
-        self.addresses = {name: [f"127.0.0.1:{port}"] for name, port in ports.items()}
-        self.servers = {name: CellServer(folder / name, name, self._text(), port=port) for name, port in ports.items()}
-
-    @property
-    def home(self) -> str:
-        """The addresses of a."""
-        return self.addresses["a"][0]
-
-    def topic(self, cell: str) -> str:
-        """The name of another topic that lives in a cell."""
-        return f"{cell}-{next(self._numbers)}"
-
-    def _text(self, *topics: tuple[str, str]) -> str:
-        return placement(self.version, *topics, ("b-.*", "b"), cells=self.addresses)
-
-    def place(self, *topics: tuple[str, str], at: str = "ab") -> None:
-        """Loads another placement: these patterns count before "b-.*"."""
-        self.version += 1
-        for name in at:
-            self.servers[name].rewrite(self._text(*topics))
-            with grpc.insecure_channel(self.addresses[name][0]) as channel:
-                admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest())
-
-    def direct(self, cell: str) -> Client:
-        """A client of one cell."""
-        return Client(self.addresses[cell][0])
-
-    def keys(self, cell: str, topic: str) -> list[str]:
-        with self.direct(cell) as client:
-            return [record.key for record in client.query(topic)]
-
-
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
-    made = Cells(tmp_path_factory.mktemp("cells"))
-    yield made
-    for server in made.servers.values():
-        assert not server.faults()
-        server.kill9()
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
+    with TwoCells(tmp_path_factory.mktemp("cells")) as made:
+        yield made
 
 
 Calls = list[tuple[str, str]]
@@ -103,7 +57,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_a_call_goes_to_the_cell_of_its_topic_and_the_wrong_cell_is_asked_once(
-    connect: Connect, cells: Cells, calls: Calls
+    connect: Connect, cells: TwoCells, calls: Calls
 ) -> None:
     (a,), (b,), there, here = *cells.addresses.values(), cells.topic("b"), cells.topic("a")
     with connect(cells.home) as client:
@@ -118,7 +72,7 @@ def test_a_call_goes_to_the_cell_of_its_topic_and_the_wrong_cell_is_asked_once(
     assert cells.keys("a", here) == ["1"]
 
 
-def test_every_kind_of_call_follows(connect: Connect, cells: Cells) -> None:
+def test_every_kind_of_call_follows(connect: Connect, cells: TwoCells) -> None:
     """Each with a topic that the client meets for the first time."""
     with cells.direct("b") as direct:
         topics = [cells.topic("b") for _ in range(12)]
@@ -156,7 +110,7 @@ def test_every_kind_of_call_follows(connect: Connect, cells: Cells) -> None:
         client.alter_topic(next(names), default_ttl="1h")
 
 
-def test_a_publisher_streams_to_the_cell_of_its_topic(connect: Connect, cells: Cells) -> None:
+def test_a_publisher_streams_to_the_cell_of_its_topic(connect: Connect, cells: TwoCells) -> None:
     topic, owned, owner = cells.topic("b"), cells.topic("b"), cells.topic("owner")
     with connect(cells.home) as client:
         with client.publisher(topic, batch_records=2) as publisher:
@@ -171,7 +125,7 @@ def test_a_publisher_streams_to_the_cell_of_its_topic(connect: Connect, cells: C
     assert len(cells.keys("b", topic)) == 10
 
 
-def test_a_publisher_goes_along_when_its_topic_moves(connect: Connect, cells: Cells) -> None:
+def test_a_publisher_goes_along_when_its_topic_moves(connect: Connect, cells: TwoCells) -> None:
     """And back: the records that a cell has refused are new to it when it gets them again."""
     topic = cells.topic("a")
     with connect(cells.home) as client:
@@ -193,7 +147,7 @@ def test_a_publisher_goes_along_when_its_topic_moves(connect: Connect, cells: Ce
     cells.place()
 
 
-def test_a_publisher_waits_while_the_cells_disagree(connect: Connect, cells: Cells) -> None:
+def test_a_publisher_waits_while_the_cells_disagree(connect: Connect, cells: TwoCells) -> None:
     """As they do while a new placement is being loaded: nothing is lost, and each record comes once."""
     topic = cells.topic("a")
     with connect(cells.home) as client:
@@ -216,7 +170,7 @@ def test_a_publisher_waits_while_the_cells_disagree(connect: Connect, cells: Cel
     cells.place()
 
 
-def test_a_publisher_with_an_epoch_of_the_program_stays(connect: Connect, cells: Cells) -> None:
+def test_a_publisher_with_an_epoch_of_the_program_stays(connect: Connect, cells: TwoCells) -> None:
     topic, owner = cells.topic("b"), cells.topic("owner")
     with connect(cells.home) as client:
         opened = client.open_publisher(owner)
@@ -230,7 +184,9 @@ def test_a_publisher_with_an_epoch_of_the_program_stays(connect: Connect, cells:
         cells.keys("b", topic)
 
 
-def test_subscriptions_go_along_when_their_topic_moves_and_tell_what_is_missing(connect: Connect, cells: Cells) -> None:
+def test_subscriptions_go_along_when_their_topic_moves_and_tell_what_is_missing(
+    connect: Connect, cells: TwoCells
+) -> None:
     """The other cell has another journal: a subscription without a snapshot cannot go on there unseen."""
     topic = cells.topic("a")
     with connect(cells.home) as client, cells.direct("a") as a:
@@ -256,7 +212,7 @@ def test_subscriptions_go_along_when_their_topic_moves_and_tell_what_is_missing(
     cells.place()
 
 
-def test_a_live_view_goes_along_when_its_topic_moves(cells: Cells) -> None:
+def test_a_live_view_goes_along_when_its_topic_moves(cells: TwoCells) -> None:
     topic = cells.topic("a")
     with Client(cells.home) as client, cells.direct("a") as a:
         a.publish(topic, b'{"n":1}', key="1")
@@ -274,7 +230,7 @@ def test_a_live_view_goes_along_when_its_topic_moves(cells: Cells) -> None:
     cells.place()
 
 
-def test_a_topic_that_came_home_is_found_there(connect: Connect, cells: Cells, calls: Calls) -> None:
+def test_a_topic_that_came_home_is_found_there(connect: Connect, cells: TwoCells, calls: Calls) -> None:
     (a,), (b,) = cells.addresses["a"], cells.addresses["b"]
     topic = cells.topic("a")
     with connect(cells.home) as client:
@@ -289,7 +245,7 @@ def test_a_topic_that_came_home_is_found_there(connect: Connect, cells: Cells, c
         assert calls == [(a, "Publish")]
 
 
-def test_a_cell_that_is_down_is_told_for_its_topics_alone(connect: Connect, cells: Cells) -> None:
+def test_a_cell_that_is_down_is_told_for_its_topics_alone(connect: Connect, cells: TwoCells) -> None:
     topic = cells.topic("b")
     with connect(cells.home, connect_timeout=0.3) as client:
         client.publish(topic, b"{}", key="1")
@@ -403,7 +359,7 @@ def test_a_channel_of_the_program_is_not_left(liars: tuple[Liar, Liar, Liar]) ->
     assert b.shown == []
 
 
-def test_a_client_shows_its_cells_and_closes_the_channels_to_all(cells: Cells) -> None:
+def test_a_client_shows_its_cells_and_closes_the_channels_to_all(cells: TwoCells) -> None:
     topic = cells.topic("b")
     with Client(cells.home) as client:
         client.publish(topic, b"{}", key="1")
@@ -431,14 +387,14 @@ with Client(home) as client:
 
 
 @pytest.mark.long
-def test_a_forked_child_goes_to_the_cell_of_a_topic_on_channels_of_its_own(cells: Cells) -> None:
+def test_a_forked_child_goes_to_the_cell_of_a_topic_on_channels_of_its_own(cells: TwoCells) -> None:
     topic = cells.topic("b")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GRPC_ENABLE_FORK_SUPPORT": "1"}
     subprocess.run([sys.executable, "-c", FORKED, cells.home, topic], check=True, timeout=60, env=environment)
     assert cells.keys("b", topic) == ["1", "2", "child"]
 
 
-def test_a_copy_that_was_left_behind_is_deleted_at_home(connect: Connect, cells: Cells) -> None:
+def test_a_copy_that_was_left_behind_is_deleted_at_home(connect: Connect, cells: TwoCells) -> None:
     """C5: and not the topic, which the client knows in the other cell."""
     topic = cells.topic("a")
     with connect(cells.home) as client:
