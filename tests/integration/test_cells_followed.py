@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
+from sow_cli import command
 from sow_client import (
     EARLIEST,
     Client,
@@ -25,6 +27,7 @@ from sow_client import (
 from sow_client._lines import Line
 from tests.support.fakes.fake_channels import Ended
 from tests.support.servers.cells import TwoCells
+from tests.support.servers.http_door import running_door
 from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
 
@@ -405,3 +408,38 @@ def test_a_copy_that_was_left_behind_is_deleted_at_home(connect: Connect, cells:
         assert client.placement(topic).cell == "a"
         assert [record.key for record in client.query(topic)] == ["new"]
     cells.place()
+
+
+# -- what is made of the clients ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_the_command_and_its_sql_follow(cells: TwoCells) -> None:
+    """Q8: a join may be over topics of two cells."""
+    there, here = cells.topic("b"), cells.topic("a")
+
+    def sow(*arguments: str, given: str = "") -> str:
+        done = CliRunner().invoke(command.sow, ["--server", cells.home, *arguments], input=given)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    with Client(cells.home) as client:
+        for topic in (there, here):
+            client.create_topic(topic, key=["/id"])
+    sow("publish", there, given='{"id":1,"name":"x"}\n')
+    sow("publish", here, given='{"id":1,"size":2}\n')
+    assert '"name":"x"' in sow("get", there, "1")
+    joined = sow("sql", f'SELECT name, size FROM "{there}" JOIN "{here}" USING (id)', "--format", "csv")
+    assert "x,2" in joined
+    assert cells.keys("b", there) == cells.keys("a", here) == ["1"]
+
+
+@pytest.mark.long
+def test_the_door_of_http_follows(cells: TwoCells) -> None:
+    topic = cells.topic("b")
+    with cells.direct("b") as direct:
+        direct.create_topic(topic)
+    with running_door(cells.home) as door, door.client() as http:
+        assert http.put(f"/v1/topics/{topic}/records/1", json={"n": 1}).status_code == 200
+        assert http.get(f"/v1/topics/{topic}/records/1").json()["n"] == 1
+    assert cells.keys("b", topic) == ["1"]
