@@ -83,7 +83,7 @@ class Cells(Generic[_Transport]):
     def way(self, topic: str, home: Home | None = None) -> Way[_Transport]:
         """The way of a call. `topic`: "" for one that has none, which stays at home. `home`: it stays in that cell,
         once it has begun there."""
-        if home is not None and home.line is not None:
+        if home is not None and (home.line is not None or home.cell):
             return Way(self, topic, self._places.get(home.cell, self.home))
         return Way(self, topic, self._of.get(topic, self.home))
 
@@ -212,6 +212,7 @@ class Way(Generic[_Transport]):
                 error,
                 f"{self._topic}: the cell {self._home} says that it lives in the cell {place.cell}, and the cell "
                 f"{place.cell} says that it lives in the cell {named}: their placements differ",
+                denied_by=place.cell,
             )
         return error
 

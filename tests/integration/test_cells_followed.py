@@ -166,7 +166,7 @@ def test_a_publisher_waits_while_the_cells_disagree(connect: Connect, cells: Two
         agreed.start()
         with client.publisher(topic, batch_records=2) as publisher:
             for number in range(5):
-                publisher.publish(b"{}", key=str(number))
+                publisher.publish({}, key=str(number))  # which asks for the form of documents first
         agreed.join()
         assert (publisher.applied, publisher.duplicates, publisher.refused) == (5, 0, 0)
     assert cells.keys("b", topic) == ["0", "1", "2", "3", "4"]

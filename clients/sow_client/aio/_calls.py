@@ -132,9 +132,10 @@ class AsyncCalls:
         """Moves to the first instance of the list that serves, if that is another one than the one in use; a client
         never does so by itself. Returns the instance in use; None where the client has one address. It does so in each
         cell that the client uses."""
+        instance = await self._transport.go_back()
         for place in self._cells.others:
             await place.transport.go_back()
-        return await self._transport.go_back()
+        return instance
 
     async def close(self) -> None:
         """Closes the connections; calls in progress end."""
