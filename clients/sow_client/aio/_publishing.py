@@ -21,10 +21,9 @@ from sow_client import (
     _writes,
 )
 from sow_client._aio_publisher import AioStreamCall, AsyncPublisher
-from sow_client._cells import Place, Way
+from sow_client._cells import Way
 from sow_client._contract import KNOWN_ELSEWHERE
 from sow_client._documents import Document
-from sow_client._failover import FailoverPublish
 from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
 from sow_client._parameters import Parameters
@@ -366,15 +365,8 @@ class AsyncPublishing(AsyncCalls):
             _publish_core.checked_unit(publisher_id, epoch, unit),
         )
         way = self._cells.way(topic)
-        options = PublisherOptions(
-            batch_records,
-            max_in_flight,
-            linger,
-            retry_for,
-            self._connect_timeout,
-            failover=self._failover_in(way.place),
-            keeps=publisher_id is not None,
-        )
+        pace = batch_records, max_in_flight, linger, retry_for, self._connect_timeout
+        options = PublisherOptions(*pace, failover=self._failover_in(way.place), keeps=publisher_id is not None)
         core = PublishCore(
             defaults,
             options,
@@ -575,10 +567,6 @@ class AsyncPublishing(AsyncCalls):
         has_condition = any(record.HasField("condition") for record in request.records)
         return self._failover_in(self._cells.way(request.topic).place) == "again" and not has_condition
 
-    def _failover_in(self, place: Place[AsyncTransport]) -> FailoverPublish:
-        # With one address there is no other instance: a full disk ends a publisher at once.
-        return self._failover_publish if place.transport.moves_max else "unsent"
-
     async def _open_stream(
         self,
         core: PublishCore,
@@ -603,12 +591,3 @@ class AsyncPublishing(AsyncCalls):
 
     async def _new_epoch(self, way: Way[AsyncTransport], publisher_id: str, unit: int) -> OpenedPublisher:
         return _publish_core.new_epoch(await self._begin_epoch(way, publisher_id, unit), publisher_id, unit)
-
-    async def _begin_epoch(self, way: Way[AsyncTransport], publisher_id: str, unit: int) -> OpenedPublisher:
-        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
-        home = Home(f"the publisher {publisher_id}")
-        response = await self._call(self._sow.OpenPublisher, request, home=home, way=way)
-        self._homes.keep(f"publisher {publisher_id}", home)
-        return OpenedPublisher(
-            response.publisher_epoch, response.unit_done, response.unit_records, response.publisher_token
-        )

@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar
 
 import grpc
 
-from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
+from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
 from sow_client import _failover, _lines, _statuses, _timeouts, _transport
 from sow_client._addresses import Prefer, checked_preference
 from sow_client._cells import ELSEWHERE, Cells, Place, Way, topic_of
@@ -27,6 +27,7 @@ from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, Line, OnFailover
 from sow_client._payloads import Encoded, PayloadForm
+from sow_client._publish_core import OpenedPublisher
 from sow_client._records import UNKNOWN_FORM
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
@@ -176,6 +177,19 @@ class Calls:
                 form = form_of_settings(response.topic.settings)
             self._forms[topic] = form
         return form
+
+    def _failover_in(self, place: Place[Transport]) -> FailoverPublish:
+        # With one address there is no other instance: a full disk ends a publisher at once.
+        return self._failover_publish if place.transport.moves_max else "unsent"
+
+    def _begin_epoch(self, way: Way[Transport], publisher_id: str, unit: int) -> OpenedPublisher:
+        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
+        home = Home(f"the publisher {publisher_id}")
+        response = self._call(self._sow.OpenPublisher, request, home=home, way=way)
+        self._homes.keep(f"publisher {publisher_id}", home)
+        return OpenedPublisher(
+            response.publisher_epoch, response.unit_done, response.unit_records, response.publisher_token
+        )
 
     def _call(
         self,
