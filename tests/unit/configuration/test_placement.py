@@ -159,6 +159,7 @@ def test_decisions_are_bounded_and_go_with_their_placement(tmp_path: Path, monke
         found.elsewhere(f"t{number}")
     _, decided = found._used
     assert len(decided) <= DECISIONS_KEPT
+    assert found.elsewhere("x1") == "b"
     found.use(load_placement(written(tmp_path, placement(2))))
     assert found.elsewhere("x1") is None
 
