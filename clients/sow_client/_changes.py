@@ -16,6 +16,7 @@ from typing import Final, get_args
 
 from sow.v1 import snapshot_pb2, sow_pb2, types_pb2
 from sow_client import _lifetimes, _statuses
+from sow_client._cells import Led
 from sow_client._change_frames import changes_of
 from sow_client._keys import Key, key_texts
 from sow_client._packed import PackedColumn, PackedRecords, column_values, packed
@@ -188,8 +189,11 @@ def _numbers(column: bytes, code: str) -> array[int]:
 class ReadChangesCore:
     """The progress of a reading ([1])."""
 
-    def __init__(self, request: snapshot_pb2.ReadChangesRequest) -> None:
+    def __init__(self, request: snapshot_pb2.ReadChangesRequest, way: Led | None = None) -> None:
+        """`way`: to the cell of the topic, until the first changes have come: the range is of one journal."""
         self._request = request
+        self._way = way
+        self._begun = False
         self._backoff = _statuses.Backoff()
         self.done = False
         """True once the footer has come."""
@@ -204,6 +208,7 @@ class ReadChangesCore:
     def batch(self, response: snapshot_pb2.ReadChangesResponse) -> PackedRecords | None:
         """The changes of a response; None for the footer."""
         self._backoff.reset()
+        self._begun = True
         match response.WhichOneof("response"):
             case "batch":
                 if not response.bookmark:
@@ -221,9 +226,14 @@ class ReadChangesCore:
         follow. `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1)."""
         what = f"the reading of changes of {self._request.topic}"
         translated: SowError = _statuses.cut(what) if error is None else _statuses.stream_error(error, what)
+        told = translated
+        if self._way is not None:
+            if not self._begun and self._way.leads(translated):
+                return 0.0
+            told = self._way.told(translated)
         delay = None
         if translated.reason in PASSING_REASONS:
             delay = self._backoff.delay(translated, now=now, jitter=jitter, limit=READ_RETRY_SECONDS)
         if delay is None:
-            raise translated from (None if translated is error else error)
+            raise told from (None if told is error else error)
         return delay

@@ -24,6 +24,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2
 from sow_client import _ends, _statuses, _timeouts
+from sow_client._cells import ELSEWHERE, Led
 from sow_client._change_frames import prefix_of
 from sow_client._lines import Home
 from sow_client._records import invalid
@@ -48,11 +49,17 @@ IN_USE_SECONDS_MAX: Final = 0.5
 this consumer itself, until the instance notices that the link with the lost one is down."""
 
 _ACK_RETRIED: Final = PASSING_REASONS | {"WRITE_STALLED", "DEADLINE_EXCEEDED"}
-_ACK_RETRIED_ELSEWHERE: Final = frozenset({"NOT_SERVING", "STORE_FAILED", "DISK_FULL", "BOOKMARK_OTHER_EPOCH"})
+_ACK_RETRIED_ELSEWHERE: Final = frozenset(
+    {"NOT_SERVING", "STORE_FAILED", "DISK_FULL", "BOOKMARK_OTHER_EPOCH", ELSEWHERE}
+)
 """The same where the durable is replicated: the client moves, or has moved and is about to attach, and the changes come
 again there ([6])."""
 TOLD_MAX: Final = 8
 """Instances whose positions a consumer that has moved tells; the server's limit."""
+_KEPT: Final = (
+    "this durable subscription stays in the cell where it began, as it is not replicated: read it to its end there, "
+    "and begin another one in the new cell"
+)
 _OF_ATTACHMENTS: Final = frozenset({"DURABLE_TAKEN_OVER", "DURABLE_DETACHED"})
 _GAP_REASONS: Final[Mapping[int, GapReason]] = {
     sow_pb2.GAP_REASON_DISCARDED: "discarded",
@@ -229,10 +236,13 @@ class DurableCore(SubscriptionCore):
         on_interruption: Callable[[SowError | None], object] | None = None,
         on_gap: Callable[[Gap], object] | None = None,
         home: Home | None = None,
+        way: Led | None = None,
     ) -> None:
         """`on_gap` gets each gap in its place: after everything before it was handed out, and before the rest. `home`
         hears whether the durable is replicated."""
-        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
+        super().__init__(
+            request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption, way=way
+        )
         self.created = False
         self.reset = False
         self.gap: Gap | None = None
@@ -269,6 +279,18 @@ class DurableCore(SubscriptionCore):
 
     def _passes(self, error: SowError) -> bool:
         return super()._passes(error) or (self.stood and error.reason == "DURABLE_IN_USE")  # [2]
+
+    def _may_follow(self) -> bool:
+        # In another cell only a replicated one is known: another would begin there anew, and changes would be missed.
+        return super()._may_follow() and (not self.stood or (self._home is not None and self._home.moves))
+
+    def _failure(self, error: SowError) -> SowError:
+        failure = super()._failure(error)
+        if error.reason != ELSEWHERE or self._may_follow():
+            return failure
+        told = _statuses.error_like(failure, f"{failure.message}; {_KEPT}")
+        told.__cause__ = failure.__cause__
+        return told
 
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:
         delay = super().ended(error, now=now, jitter=jitter)

@@ -181,6 +181,12 @@ def next_step(
     return Step.SAME if again and reason == "UNREACHABLE" else Step.RAISE
 
 
+def only_reads(path: str, renews: bool) -> bool:
+    """True for a call that may be applied twice, and at two instances."""
+    row = CALLS.get(path)
+    return row is not None and row.elsewhere is Elsewhere.AGAIN and path != REPEATED_HERE and not renews
+
+
 REPEATED_HERE: Final = "/sow.v1.SowService/Publish"
 """gRPC does not repeat it on channels of several, so that it is known whether it was sent."""
 _PASSING: Final = frozenset({"REPLICATION_UNAVAILABLE", "ACCESS_CHANGED"})

@@ -79,7 +79,7 @@ class Line(Generic[_Channel]):
 class Home:
     """Something that is at one instance at a time, such as an export: its calls go there, also after a move."""
 
-    __slots__ = ("__weakref__", "call", "line", "moves", "what")
+    __slots__ = ("__weakref__", "call", "cell", "line", "moves", "what")
 
     def __init__(self, what: str, line: Line[Any] | None = None) -> None:
         """`what` names it in errors. `line`: None until its first call."""
@@ -89,6 +89,8 @@ class Home:
         """It goes on elsewhere after all: it is a replicated durable (rule F17)."""
         self.call: Cancellable | None = None
         """The call of its consumer."""
+        self.cell = ""
+        """The key of the cell to which `line` belongs; "": the client's own (_cells)."""
 
     def cancel(self) -> None:
         """A move of the client takes it along, if it moves."""

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from sow.v1 import sow_pb2
 from sow_client import _reads, _statuses
+from sow_client._cells import Led
 from sow_client._change_frames import changes_of
 from sow_client._grouping import Expressions, expressions
 from sow_client._parameters import Parameters
@@ -36,8 +37,11 @@ class ResultCore(SubscriptionCore):
         retry_for: float,
         connect_timeout: float,
         on_interruption: Callable[[SowError | None], object] | None = None,
+        way: Led | None = None,
     ) -> None:
-        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
+        super().__init__(
+            request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption, way=way
+        )
         self.rows: Sequence[Record] = ()
         self.reached: str | None = None
         """The position of the list; None: there was no snapshot yet."""

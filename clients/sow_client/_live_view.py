@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from sow.checksums import RANGES_MAX, checksum
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _process, _statuses
+from sow_client._cells import Led
 from sow_client._flags import AioFlag, Flag
 from sow_client._records import Change, Record, RecordBatch, html_table
 from sow_client._subscription import OpenSubscription, SubscribeCall
@@ -100,10 +101,13 @@ class LiveCore(SubscriptionCore):
         connect_timeout: float,
         on_interruption: Callable[[SowError | None], object] | None = None,
         tells: bool = True,
+        way: Led | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`request`: with `sow` and `oof`, of one topic. `tells`: whether changes of the map are handed out."""
-        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption)
+        super().__init__(
+            request, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=on_interruption, way=way
+        )
         self.lock = threading.Lock()  # of the map, where more than one key is changed or read
         self.records: dict[str, Record] = {}
         self.reached: str | None = None

@@ -22,6 +22,9 @@ requests to the server and the answers back. A record moves through
          everything of a publisher with a unit, or with an id of the program's. With `failover="again"` only a
          publisher with a unit, or with an epoch that has no token, keeps to its instance, and one whose instance tells
         the others nothing, as an older one.
+    [8]  A topic that lives in another cell, or moves there, takes the publisher along (rule C13). The cell that says so
+         has answered all requests before, and has applied nothing of this one. In the other cell the unsettled records
+         begin an epoch. So a publisher with an epoch of the program's stays, and one whose unit has begun.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from typing import Final
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import _reads, _statuses, _timeouts, _writes
+from sow_client._cells import ELSEWHERE, Led
 from sow_client._contract import REMOVALS, Needed, needed
 from sow_client._failover import LOSSES, FailoverPublish
 from sow_client._publish_columns import CheckedColumns, Pending, RequestColumns, plain_columns, row_columns
@@ -56,6 +60,9 @@ RETRIED_REASONS: Final = frozenset(
     }
 )
 """Reasons that pass by themselves: unacknowledged records are sent again."""
+_KEPT: Final = (
+    "this publisher stays in the cell where its epoch began: open_publisher takes the topic, and begins one in its cell"
+)
 FATAL_REASONS: Final = frozenset({"DISK_FULL", "STORE_FAILED", "PUBLISHER_FENCED"})
 """Reasons that concern the whole stream and do not pass by themselves."""
 
@@ -166,8 +173,18 @@ class PublishCore:
         publisher_id: str,
         publisher_epoch: int,
         publisher_token: int = 0,
+        way: Led | None = None,
+        opens: bool = False,
     ) -> None:
+        """`way`: to the cell of the topic; None: there is one place only. `opens`: whoever runs it can begin epochs."""
         self.options = options
+        self.failover = options.failover
+        """The option, in the cell in use."""
+        self.wants_epoch = False
+        """The next stream needs another epoch of the publisher's id ([8])."""
+        self._way = way
+        self._opens = opens
+        self._before = 0  # records that were settled in other cells
         self.topic = defaults.topic
         self.applied = 0
         self.duplicates = 0
@@ -265,7 +282,9 @@ class PublishCore:
             encoded_as=self.encoded_as,
             remove=columns.removals,
             publisher=types_pb2.PublisherPosition(
-                publisher_id=self.publisher_id, first_sequence=self._next_index + 1, unit=defaults.unit
+                publisher_id=self.publisher_id,
+                first_sequence=self._next_index - self._before + 1,
+                unit=defaults.unit,
             ),
         )
         if columns.removals:
@@ -277,7 +296,7 @@ class PublishCore:
 
     def opened(self, opened: OpenedPublisher) -> None:
         """The epoch of the publisher is known."""
-        self.publisher_epoch, self.publisher_token = opened.epoch, opened.token
+        self.publisher_epoch, self.publisher_token, self.wants_epoch = opened.epoch, opened.token, False
 
     # ---- the unit ----
 
@@ -345,6 +364,10 @@ class PublishCore:
         refusals: list[Refusal] = []
         for message in response.refusals:
             refusal = _writes.refusal(message, index=sealed.first_index + message.index)
+            if refusal.reason == ELSEWHERE:
+                settled = message.index
+                error = error_of_reason(refusal.reason, refusal.message, details=message.details)
+                break
             if refusal.reason in RETRIED_REASONS or refusal.reason in FATAL_REASONS:
                 settled, error = message.index, refusal.error()
                 break
@@ -366,7 +389,7 @@ class PublishCore:
         )
         if ack.records != settled or settled > sealed.records:
             raise _statuses.malformed(f"an answer for {ack.records} of {settled} records")
-        if error is not None and error.reason in RETRIED_REASONS:
+        if error is not None and (error.reason in RETRIED_REASONS or error.reason == ELSEWHERE):
             for refused in self._sent:
                 refused.sent = False  # nothing from the refused record on was applied (rule P6)
         if error is None:
@@ -384,6 +407,8 @@ class PublishCore:
         self._refusals.extend(refusals[: REFUSALS_KEPT_MAX - len(self._refusals)])
         if settled:
             self._backoff.reset()
+            if self._way is not None:
+                self._way.arrived()
         return ack, error
 
     def _trim(self, sealed: _Sealed, settled: int) -> None:
@@ -408,7 +433,7 @@ class PublishCore:
         """The next stream has to go to the same instance ([7])."""
         if self._defaults.unit:
             return True
-        if self.options.failover == "again" and (self.is_told or not self.is_unsettled):
+        if self.failover == "again" and (self.is_told or not self.is_unsettled):
             return self.options.keeps and not self.publisher_token
         return self.options.keeps or self.is_unsettled
 
@@ -444,13 +469,40 @@ class PublishCore:
         if self.must_reopen:
             self.must_reopen = False
             return 0.0
+        if self._leads(error):
+            return 0.0
         passing = error.reason in RETRIED_REASONS or error.reason in _statuses.CUT_REASONS
-        if not passing and not (error.reason in LOSSES and self.options.failover == "again" and not self.is_bound):
+        if self._way is not None:
+            passing, error = passing or (error.reason == ELSEWHERE and self._way.differs), self._way.told(error)
+            if error.reason == ELSEWHERE and passing:
+                self._way.begin_again()
+        if not passing and not (error.reason in LOSSES and self.failover == "again" and not self.is_bound):
             raise self.failure(error) from error
         delay = self._backoff.delay(error, now=now, jitter=jitter, limit=self.time_to_retry(error))
         if delay is None:
             raise self.failure(error) from error
         return delay
+
+    def _leads(self, error: SowError) -> bool:
+        """True if the stream is to be opened again at once, in the cell of the topic ([8])."""
+        if self._way is None or error.reason != ELSEWHERE:
+            return False
+        if (self.options.keeps and not self._opens) or (self._defaults.unit and self.acknowledged):
+            raise self.failure(_statuses.error_like(error, f"{error.message}; {_KEPT}")) from error
+        self._begin_anew()
+        return self._way.leads(error)
+
+    def _begin_anew(self) -> None:
+        """Begins an epoch of which the unsettled records are the first: the cell that has refused them takes them for
+        decided (rule P4), and it may become theirs again."""
+        if self._opens:
+            self.wants_epoch = True
+        else:
+            self.publisher_epoch, self.publisher_token = self.publisher_epoch + 1, _writes.random_token()
+        self._before = self.acknowledged
+        for sealed in self._queued:
+            sealed.sent = False  # the answers to all before the refused one have come
+            sealed.request.publisher.first_sequence = sealed.first_index - self._before + 1
 
     def time_to_retry(self, error: SowError) -> float:
         """Seconds, from the first of consecutive failures."""

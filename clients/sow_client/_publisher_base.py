@@ -161,7 +161,7 @@ class PublisherBase(Figures, _process.Owned):
         """Seconds to wait before the server is asked again for the form. Raises when the time to retry is over: no
         record is taken in a form that is a guess."""
         core, delay = self._core, None
-        if error.reason in _ASKED_AGAIN:
+        if error.reason in _ASKED_AGAIN or "denied_by" in error.details:  # two cells contradict each other (C13)
             delay = backoff.delay(error, now=time.monotonic(), jitter=random.random(), limit=core.time_to_retry(error))
         if delay is None:
             raise _statuses.error_like(

@@ -17,6 +17,8 @@ carry frames to it and make the calls that it asks for.
     [4]  At most two frames are held: the frame being handed out and, in the blocking client, the next one. The rest
          waits in gRPC's flow control and in the server.
     [5]  A subscription that is closed, or has raised why it ended, has no further changes.
+    [6]  A topic that moves to another cell takes the subscription along (rule C12). Its position is of the journal that
+         it leaves; where the other cell does not know it, [3] says what follows.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import grpc
 
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses, _timeouts
+from sow_client._cells import ELSEWHERE, Led
 from sow_client._change_frames import changes_of, marks_of, prefix_of
 from sow_client._records import Change, ChangeReason, RecordBatch, invalid
 from sow_client.errors import SowError
@@ -56,11 +59,12 @@ class SubscriptionCore:
         retry_for: float,
         connect_timeout: float,
         on_interruption: Callable[[SowError | None], object] | None = None,
+        way: Led | None = None,
     ) -> None:
         """`retry_for` bounds the seconds to repair a broken connection, `connect_timeout` those for the first one.
 
         `on_interruption` gets the error, once, when an established subscription is interrupted, and None when it is
-        established again.
+        established again. `way`: to the cell of the topic; None: there is one place only.
         """
         self.stood = False
         """The server has confirmed the subscription once."""
@@ -69,6 +73,7 @@ class SubscriptionCore:
         self._connect_timeout = connect_timeout
         self._backoff = _statuses.Backoff()
         self._standing = False  # the server has confirmed the current call
+        self._way = way
         self._on_interruption = on_interruption
         self._interrupted = False  # `on_interruption` was told so
         self._snapshot = request.sow  # a snapshot is wanted, or not complete
@@ -155,6 +160,8 @@ class SubscriptionCore:
     def _stand(self) -> None:
         if not self.stood:
             self._backoff.reset()
+        if self._way is not None:
+            self._way.arrived()
         self._standing = self.stood = True
         if self._interrupted:
             self._interrupted = False
@@ -254,13 +261,14 @@ class SubscriptionCore:
 
         `now` is a monotonic clock in seconds, `jitter` a random number in [0, 1).
         """
+        led, error = self._led(error)
         # After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
         if error.reason in RESYNC_REASONS | {"ACCESS_CHANGED"} and self._request.sow:
             self._snapshot = True
-        elif not (self._passes(error) or self._leaves_marks(error)):
+        elif not (led or self._passes(error) or self._leaves_marks(error)):
             raise self._failure(error)
         limit = self._retry_for if self.stood else min(self._connect_timeout, self._retry_for)
-        delay = self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
+        delay = 0.0 if led else self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
         if delay is None:
             raise self._failure(error)
         if self.stood and not self._interrupted:
@@ -279,7 +287,28 @@ class SubscriptionCore:
 
     def _passes(self, error: SowError) -> bool:
         """True when the call can be made again and continue at its position."""
-        return error.reason in PASSING_REASONS
+        return error.reason in PASSING_REASONS or (error.reason == ELSEWHERE and self._may_follow())
+
+    def _may_follow(self) -> bool:
+        """True when the call may go on in another cell, from its position if that cell knows it ([6])."""
+        return self._way is not None
+
+    def _led(self, error: SowError) -> tuple[bool, SowError]:
+        """True if the call is to be made again at once, in the cell of the topic; and the error, with the cells where
+        they matter. Raises it where the topic cannot be followed."""
+        way = self._way
+        if way is None or not self._may_follow():
+            return False, error
+        if way.leads(error):
+            return True, error
+        told = way.told(error)
+        if told is not error:
+            told.__cause__ = error.__cause__
+        if told.reason == ELSEWHERE:
+            if not way.differs:
+                raise self._failure(told)
+            way.begin_again()
+        return False, told
 
     def _failure(self, error: SowError) -> SowError:
         """The error as the user gets it: with the position reached."""

@@ -62,14 +62,21 @@ def _keep_imported() -> None:
     gc.freeze()
 
 
-def kept(connecting: Connecting, client: Client) -> Connecting:
-    """The same, at the instance that a client of the driver uses [2]."""
-    instance = client.instance
+def kept(connecting: Connecting, client: Client, topic: str = "") -> Connecting:
+    """The same, at the instance that a client of the driver uses [2] for a topic; "": for several topics, which are in
+    the cell of the option `server` (rule C3)."""
+    instance = client.instance_of(topic)
     if instance is None:
-        return connecting  # the option `server` names one instance
+        return in_cell(connecting, client, topic)  # one instance, by the option `server` or by its cell
     return replace(
         connecting, server=instance.address, tls_server_name=connecting.tls_server_name or instance.host or None
     )
+
+
+def in_cell(connecting: Connecting, client: Client, topic: str) -> Connecting:
+    """The same, in the cell of a topic, for which the client has made a call (rule C10)."""
+    servers = client.servers_of(topic)
+    return connecting if servers == client.servers_of("") else replace(connecting, server=servers)
 
 
 def _client(connecting: Connecting) -> Client:

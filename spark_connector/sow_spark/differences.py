@@ -114,7 +114,7 @@ def diff(
     with translated(f"comparing with topic {topic}"), connect(reading.connecting) as client:
         export = _export(client, reading)
         try:
-            reading = replace(reading, connecting=kept(reading.connecting, client))
+            reading = replace(reading, connecting=kept(reading.connecting, client, topic))
             moved = sorted(_moved(client, reading, position, export)) if position is not None else []
             return _compare(lake, reading, given, list(on), schema, moved, lag, export)
         except BaseException:

@@ -70,7 +70,7 @@ class OverwritingWriter(DataSourceArrowWriter):
             self._plan = plan_rows(schema, writing, topic)
             lease = timedelta(microseconds=writing.lease_micros) if writing.lease_micros else None
             load = client.open_load(writing.topic, lease=lease)
-            self._writing = replace(writing, connecting=kept(writing.connecting, client))
+            self._writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
         self._load_id = load.id
         self._lease = load.lease
 

@@ -118,7 +118,7 @@ class SnapshotReader(DataSourceReader):
                     # No record matches. A later snapshot may have some, so there is a share for these. Without any
                     # partition Spark makes one of its own, which `read` recognises.
                     shares.append((Share(one.topic, 0, 0, 0, forms[one.topic]), 0))
-            connecting = kept(reading.connecting, client)
+            connecting = kept(reading.connecting, client, "" if reading.several else reading.topic)
         groups: list[tuple[Share, ...]] = [(share,) for share, _ in shares]
         if reading.several:
             wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
@@ -268,7 +268,8 @@ def opened_at_load(reading: Reading) -> Reading:
     with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
         names = [topic.name for topic in topics_read(client, reading)]
         export, _ = opened(client, reading, dict.fromkeys(names, reading.filter))
-        loaded = replace(reading, export=export.id, connecting=kept(reading.connecting, client))
+        connecting = kept(reading.connecting, client, "" if reading.several else reading.topic)
+        loaded = replace(reading, export=export.id, connecting=connecting)
         if reading.several:  # topics that match the pattern later are not in the export
             loaded = replace(loaded, topics=export.topics, topic_pattern=None)
         return loaded

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from sow_client import Client, Instance, SowError
-from sow_spark.connection import connect, kept, retried
+from sow_client import Client, Instance, NotFound, PermissionDenied, SowError
+from sow_spark.connection import connect, in_cell, kept, retried
 from sow_spark.errors import HINTS, SowSourceError, translated
 from sow_spark.options import Connecting
 
@@ -33,17 +33,17 @@ class InstanceInUse:
         self,
         connecting: Connecting,
         named: str,
+        topic: str = "",
         *,
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`named`: the topics, for messages."""
+        """`named`: the topics, for messages. `topic`: "" for several, which are in the cell of the option `server`."""
         self._given = connecting
         self._named = named
+        self._sought = topic  # its cell is not known yet
         self._now = now
         self._pause = pause
-        self.several: Final = "," in connecting.server
-        """True if the option names several instances."""
         self.connecting = connecting
         """The connection to the instance in use."""
         self.epoch: str | None = None
@@ -52,12 +52,18 @@ class InstanceInUse:
         """Ends with the use of the instance."""
         self.client: Client | None = None
 
+    @property
+    def several(self) -> bool:
+        """True if there are several instances."""
+        return "," in self._given.server
+
     def anywhere(self, epoch: str | None, attempt: Callable[[], _Answer]) -> _Answer:
         """The result of `attempt`, which uses `call`. If the instance is lost meanwhile, the attempt is made again at
         another one, for the option `retryFor`. `epoch`: that of the offsets [1]."""
         give_up = self._now() + self._given.retry_for_micros / 1e6
         while True:
             try:
+                self._find_cell()
                 self._use(epoch)
                 return attempt()
             except SowSourceError as error:
@@ -67,6 +73,17 @@ class InstanceInUse:
                 if self._now() >= give_up:
                     raise
                 self._pause(PAUSE_SECONDS)
+
+    def _find_cell(self) -> None:
+        """From now on the instances are those of the topic's cell (rule C10)."""
+        if not self._sought:
+            return
+        topic = self._sought
+        with translated(f"looking for {self._named}"), connect(self._given) as client:
+            with suppress(NotFound, PermissionDenied):  # the attempt tells
+                retried(self._given, lambda: client.describe_topic(topic))
+            self._given = self.connecting = in_cell(self._given, client, topic)
+        self._sought = ""
 
     def _use(self, epoch: str | None) -> None:
         """Chooses an instance, if there is a choice and none is in use."""
@@ -113,7 +130,7 @@ class InstanceInUse:
             answer = retried(self.connecting, lambda: call(client))
         if client.instance is not None:
             # A name with several addresses. The offsets are bookmarks of this one, so the query waits for it.
-            self.connecting = kept(self.connecting, client)
+            self.connecting = kept(self.connecting, client)  # its only cell
             self._end()
         return answer
 

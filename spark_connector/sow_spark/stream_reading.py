@@ -98,7 +98,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, reading: Reading, schema: StructType) -> None:
         """Raises SowSourceError for a schema that cannot be read."""
         self._reading = reading
-        self._instance = InstanceInUse(reading.connecting, reading.named)
+        self._instance = InstanceInUse(reading.connecting, reading.named, "" if reading.several else reading.topic)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._checked: set[str] = set()  # topics that the schema and the filter fit
         self._pins = Pins(reading, self._instance)

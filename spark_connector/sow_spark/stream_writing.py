@@ -54,7 +54,7 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
             )
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-            self._writing = replace(writing, connecting=kept(writing.connecting, client))
+            self._writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
         self._plan = plan_rows(schema, writing, topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

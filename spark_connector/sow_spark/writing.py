@@ -70,7 +70,7 @@ class PublishingWriter(DataSourceArrowWriter):
         """Raises SowSourceError for a fault in options, schema or topic."""
         with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
             topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-            self._writing = replace(writing, connecting=kept(writing.connecting, client))
+            self._writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
         self._plan = plan_rows(schema, writing, topic)
         self._job = uuid.uuid4().hex
 

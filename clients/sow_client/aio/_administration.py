@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from typing import Unpack
 
-import grpc
-import grpc.aio
-
 from sow.v1 import access_pb2, admin_pb2
-from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _transport, _writes
+from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
-from sow_client._contract import needed
 from sow_client._failover import Instance
 from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
@@ -121,7 +118,8 @@ class AsyncAdministration(AsyncCalls):
         Rules: T5, C5.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, force=force, here=here)
-        response = await self._call(self._admin.DeleteTopic, request, once=True)
+        way = self._cells.way("") if here else None  # the copy is here, and the topic is elsewhere
+        response = await self._call(self._admin.DeleteTopic, request, once=True, way=way)
         return response.deleted_records
 
     async def restamp(
@@ -149,17 +147,13 @@ class AsyncAdministration(AsyncCalls):
         request = _writes.restamp_request(
             topic, mode, filter, parameters, ttl=ttl, expire_at=expire_at, dry_run=dry_run
         )
-        await self._transport.await_ready(needs=needed(request))
-        try:
-            with _transport.unless_closed():
-                async for response in self._admin.Restamp(request):
-                    restamped = _writes.restamped(response)
-                    if on_progress is not None:
-                        on_progress(restamped)
-                    if response.done:
-                        return restamped
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
+        async with aclosing(self._answers(self._admin.Restamp, request)) as responses:
+            async for response in responses:
+                restamped = _writes.restamped(response)
+                if on_progress is not None:
+                    on_progress(restamped)
+                if response.done:
+                    return restamped
         raise _statuses.cut("the answer to the restamp")
 
     async def check_topic(
@@ -177,18 +171,14 @@ class AsyncAdministration(AsyncCalls):
         Rule: R13.
         """
         request = _replication.check_request(topic, repair=repair, rows_max=rows_max)
-        await self._transport.await_ready()
         found = _replication.NOTHING_CHECKED
-        try:
-            with _transport.unless_closed():
-                async for response in self._admin.CheckTopic(request):
-                    found = _replication.topic_checked(found, response)
-                    if on_progress is not None:
-                        on_progress(found)
-                    if response.done:
-                        return found
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
+        async with aclosing(self._answers(self._admin.CheckTopic, request)) as responses:
+            async for response in responses:
+                found = _replication.topic_checked(found, response)
+                if on_progress is not None:
+                    on_progress(found)
+                if response.done:
+                    return found
         raise _statuses.cut("the answer to the check")
 
     async def status(self) -> Status:
@@ -279,15 +269,11 @@ class AsyncAdministration(AsyncCalls):
         """
         request = _replication.verify_request(peer, topics, keys_max)
         done: list[Verified] = []
-        await self._transport.await_ready()
-        try:
-            with _transport.unless_closed():
-                async for response in self._admin.VerifyReplication(request):
-                    done.append(_replication.verified(response))
-                    if on_topic is not None:
-                        on_topic(done[-1])
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
+        async with aclosing(self._answers(self._admin.VerifyReplication, request)) as responses:
+            async for response in responses:
+                done.append(_replication.verified(response))
+                if on_topic is not None:
+                    on_topic(done[-1])
         return done
 
     async def repair_replication(
@@ -304,15 +290,11 @@ class AsyncAdministration(AsyncCalls):
         """
         request = _replication.repair_request(peer, topics)
         done: list[Repaired] = []
-        await self._transport.await_ready()
-        try:
-            with _transport.unless_closed():
-                async for response in self._admin.RepairReplication(request):
-                    done.append(_replication.repaired(response))
-                    if on_topic is not None:
-                        on_topic(done[-1])
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
+        async with aclosing(self._answers(self._admin.RepairReplication, request)) as responses:
+            async for response in responses:
+                done.append(_replication.repaired(response))
+                if on_topic is not None:
+                    on_topic(done[-1])
         return done
 
     async def add_peer(

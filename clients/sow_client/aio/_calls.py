@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import grpc
 import grpc.aio
 
-from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2_grpc
-from sow_client import _failover, _lines, _statuses, _timeouts, _transport, _writes
+from sow.v1 import access_pb2_grpc, admin_pb2, admin_pb2_grpc, load_pb2_grpc, snapshot_pb2_grpc, sow_pb2, sow_pb2_grpc
+from sow_client import _failover, _lines, _statuses, _timeouts, _transport
 from sow_client._addresses import Prefer, checked_preference
+from sow_client._cells import ELSEWHERE, Cells, Place, Way, topic_of
 from sow_client._channel import (
     CONNECT_SECONDS,
     FAILOVER_PUBLISH_VARIABLE,
@@ -20,11 +22,12 @@ from sow_client._channel import (
     Tls,
     from_environment,
 )
-from sow_client._contract import KNOWN_ELSEWHERE, needed
+from sow_client._contract import KNOWN_ELSEWHERE, Needed, needed
 from sow_client._documents import Document, encode
 from sow_client._failover import FailoverPublish, Instance, Step
-from sow_client._lines import Home, Homes, OnFailover
+from sow_client._lines import Home, Homes, Line, OnFailover
 from sow_client._payloads import Encoded, PayloadForm
+from sow_client._publish_core import OpenedPublisher
 from sow_client._records import UNKNOWN_FORM
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
@@ -71,23 +74,29 @@ class AsyncCalls:
         fails instead. `on_failover` gets the instance that was left, the one now in use, and the reason of the move:
         reads may be older from then on.
 
-        Rules: F1, F12, F13, F3.
+        Where there are several cells, these are the addresses of one of them. The client goes to the other ones by
+        itself, with the same TLS and token, as this cell names them.
+
+        Rules: F1, F12, F13, F3, C10.
         """
         variables: Mapping[str, str] = os.environ if environment is None else environment
         named = from_environment({} if channel is not None else variables)
         self._timeout = _timeouts.SECONDS_MAX if timeout is None else _timeouts.seconds(timeout, "timeout")
         given = CONNECT_SECONDS if connect_timeout is None else connect_timeout
         self._connect_timeout = _timeouts.seconds(given, "connect_timeout")
-        self._transport = AsyncTransport(
-            named.server if server is None else server,
-            tls or named.tls,
-            self._connect_timeout,
-            channel,
-            named.token if token is None else token,
+        opened = partial(
+            AsyncTransport,
+            tls=tls or named.tls,
+            connect_timeout=self._connect_timeout,
+            channel=None,
+            token=named.token if token is None else token,
             prefer=checked_preference(prefer or variables.get(PREFER_VARIABLE) or "first"),
             on_failover=on_failover,
             patient=connect_timeout is not None,
         )
+        self._transport = opened(named.server if server is None else server, channel=channel)
+        """The way to the addresses that were given; `_cells` has those of all cells."""
+        self._cells = Cells(self._transport, opened if channel is None else None)
         self._failover_publish = _failover.checked_mode(
             failover_publish or variables.get(FAILOVER_PUBLISH_VARIABLE) or "again"
         )
@@ -97,27 +106,42 @@ class AsyncCalls:
         self._snapshots = snapshot_pb2_grpc.SnapshotServiceStub(self._transport.calls)
         self._access = access_pb2_grpc.AccessServiceStub(self._transport.calls)
         self._load = load_pb2_grpc.LoadServiceStub(self._transport.calls)
-        self._sequencer = _writes.Sequencer()
         self._forms: dict[str, PayloadForm] = {}
         """The forms of the topics to which documents were published."""
 
     def __repr__(self) -> str:
-        state = ", closed" if self._transport.is_closed else ""
+        others = ", ".join(dict.fromkeys(place.cell for place in self._cells.others))
+        state = (f", also of the cells {others}" if others else "") + (", closed" if self._transport.is_closed else "")
         return f"{type(self).__name__}({self._transport.server!r}{state})"
 
     @property
     def instance(self) -> Instance | None:
-        """The instance in use; None before the first call, and where the client has one address."""
+        """The instance in use; None before the first call, and where the client has one address. Of several cells it is
+        that of the client's own."""
         return self._transport.lines.present_instance
+
+    def instance_of(self, topic: str) -> Instance | None:
+        """`instance`, in the cell of a topic, as far as the client knows it by now. Rule: C10."""
+        return self._cells.way(topic).place.transport.lines.present_instance
+
+    def servers_of(self, topic: str) -> str:
+        """The addresses to which calls for a topic go: those of its cell, as far as the client knows it by now, such as
+        "a:7450,b:7450". Rule: C10."""
+        return self._cells.way(topic).place.transport.server
 
     async def go_back(self) -> Instance | None:
         """Moves to the first instance of the list that serves, if that is another one than the one in use; a client
-        never does so by itself. Returns the instance in use; None where the client has one address."""
-        return await self._transport.go_back()
+        never does so by itself. Returns the instance in use; None where the client has one address. It does so in each
+        cell that the client uses."""
+        instance = await self._transport.go_back()
+        for place in self._cells.others:
+            await place.transport.go_back()
+        return instance
 
     async def close(self) -> None:
-        """Closes the connection; calls in progress end."""
-        await self._transport.close()
+        """Closes the connections; calls in progress end."""
+        for transport in self._cells.close():
+            await transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -125,7 +149,7 @@ class AsyncCalls:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._transport.close()
+        await self.close()
 
     async def _encoded(self, topic: str, data: Document) -> tuple[bytes, str]:
         """The payload of a document for a topic, and how it was encoded: in the topic's message type. Bytes and text
@@ -154,6 +178,19 @@ class AsyncCalls:
             self._forms[topic] = form
         return form
 
+    def _failover_in(self, place: Place[AsyncTransport]) -> FailoverPublish:
+        # With one address there is no other instance: a full disk ends a publisher at once.
+        return self._failover_publish if place.transport.moves_max else "unsent"
+
+    async def _begin_epoch(self, way: Way[AsyncTransport], publisher_id: str, unit: int) -> OpenedPublisher:
+        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
+        home = Home(f"the publisher {publisher_id}")
+        response = await self._call(self._sow.OpenPublisher, request, home=home, way=way)
+        self._homes.keep(f"publisher {publisher_id}", home)
+        return OpenedPublisher(
+            response.publisher_epoch, response.unit_done, response.unit_records, response.publisher_token
+        )
+
     async def _call(
         self,
         method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
@@ -166,24 +203,62 @@ class AsyncCalls:
         home: Home | None = None,
         goes: bool = True,
         renews: bool = False,
+        way: Way[AsyncTransport] | None = None,
     ) -> _Response:
-        """Makes a call with one answer. A second attempt follows when the connection breaks, unless `once`; where it
-        may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: false if it goes elsewhere only if
-        it was not sent. `renews`: it is a get with `touch`.
+        """Makes a call with one answer, in the cell of its topic. A second attempt follows when the connection breaks,
+        unless `once`; where it may go, `_failover.CALLS` says. `home`: it keeps to that instance. `goes`: false if it
+        goes elsewhere only if it was not sent. `renews`: it is a get with `touch`. `way`: the caller's own, of a
+        request that names no topic.
 
         The deadline is `timeout`, or `at_least` seconds if that is more; none with `unbounded`. `at_most` bounds it,
         and before it the wait for a connection.
         """
+        way = way or self._cells.way(topic_of(request), home)
+        while True:
+            try:
+                return await self._call_at(
+                    way.place,
+                    method,
+                    request,
+                    once=once,
+                    unbounded=unbounded,
+                    at_least=at_least,
+                    at_most=at_most,
+                    home=home,
+                    goes=goes,
+                    renews=renews,
+                )
+            except SowError as error:
+                way.follow(error)
+
+    async def _call_at(
+        self,
+        place: Place[AsyncTransport],
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        once: bool = False,
+        unbounded: bool = False,
+        at_least: float = 0.0,
+        at_most: float | None = None,
+        home: Home | None = None,
+        goes: bool = True,
+        renews: bool = False,
+    ) -> _Response:
+        """`_call` in a certain cell."""
+        transport = place.transport
+        place.begins(home)
         deadline = None if unbounded else max(self._timeout, at_least)
         if at_most is not None:
             deadline = at_most if deadline is None else min(deadline, at_most)
         path = _lines.path_of(method)
-        again = not once and self._transport.is_own
+        again = not once and transport.is_own
         publishes, needs = path == _failover.REPEATED_HERE, needed(request)
         seconds, moved, doubted = at_most, 0, None
+        unknown: SowError | None = None  # why the outcome of an attempt is not known
         while True:
             kept = home is not None and home.line is not None
-            line = await self._transport.await_ready(seconds, home, needs)
+            line = await transport.await_ready(seconds, home, needs)
             known = line.contract >= KNOWN_ELSEWHERE.contract
             if doubted is not None and not known:
                 raise doubted  # this instance would apply it once more
@@ -191,8 +266,8 @@ class AsyncCalls:
                 with _transport.unless_closed():
                     return await _lines.at(line, method)(request, timeout=deadline)
             except grpc.RpcError as error:
-                translated = _statuses.call_error(error, client_closed=self._transport.is_closed)
-                moves, sent = self._transport.moves_max, not _statuses.never_sent(error)
+                translated = _statuses.call_error(error, client_closed=transport.is_closed)
+                moves, sent = transport.moves_max, not _statuses.never_sent(error)
                 step = _failover.next_step(
                     path,
                     translated.reason,
@@ -203,9 +278,13 @@ class AsyncCalls:
                     sent=sent,
                     renews=renews,
                 )
-                self._transport.doubt(translated.reason)
+                transport.doubt(translated.reason)
+                if translated.reason == ELSEWHERE and unknown is not None:
+                    raise unknown from unknown.__cause__  # the cell that the topic has left may have applied it
+                if sent and translated.reason not in _failover.NOT_APPLIED and not _failover.only_reads(path, renews):
+                    unknown, unknown.__cause__ = translated, error
                 if step is Step.RAISE:
-                    raise await self._transport.explained(translated, line) from error
+                    raise await transport.explained(translated, line) from error
                 if step is Step.ELSEWHERE:
                     if publishes and sent and translated.reason not in _failover.NOT_APPLIED:
                         doubted, doubted.__cause__ = translated, error
@@ -218,3 +297,44 @@ class AsyncCalls:
                         doubted, doubted.__cause__ = translated, error  # if the instance is lost now, it goes elsewhere
                     elif moves and not kept:
                         home, seconds = Home("a call of unknown outcome", line), _transport.RECONNECT_SECONDS
+
+    async def _answers(
+        self,
+        method: grpc.aio.UnaryStreamMultiCallable[_Request, _Response],
+        request: _Request,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - of the call
+    ) -> AsyncGenerator[_Response, None]:
+        """The answers of a call that is not repeated, in the cell of its topic. Its end ends the call."""
+        way, begun = self._cells.way(topic_of(request)), False
+        while True:
+            line = await self._ready(way, needs=needed(request))
+            call = None
+            try:
+                with _transport.unless_closed():
+                    call = _lines.at(line, method)(request, timeout=timeout)
+                    async for response in call:
+                        begun = True
+                        yield response
+                return
+            except grpc.RpcError as error:
+                failed = await way.place.transport.failure(error)
+                if begun or not way.leads(failed):
+                    raise way.told(failed) from error
+            finally:
+                if call is not None:
+                    call.cancel()
+
+    async def _ready(
+        self,
+        way: Way[AsyncTransport],
+        seconds: float | None = None,
+        home: Home | None = None,
+        needs: Needed | None = None,
+    ) -> Line[grpc.aio.Channel]:
+        """The line for the next call of a way, as `await_ready` has it."""
+        way.place.begins(home)
+        try:
+            return await way.place.transport.await_ready(seconds, home, needs)
+        except SowError as error:
+            raise way.told(error) from error.__cause__

@@ -4,13 +4,10 @@ figures, the configuration, the log."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
-
-import grpc
-import grpc.aio
+from contextlib import aclosing
 
 from sow.v1 import admin_pb2
-from sow_client import _history, _inspection, _placement, _statuses, _transport
-from sow_client._contract import needed
+from sow_client import _history, _inspection, _placement, _statuses
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
@@ -33,14 +30,10 @@ class AsyncInspecting(AsyncCalls):
         """
         request = _history.request(topic, key, entries_max=entries_max, upto=upto)
         reading = _history.Reading()
-        await self._transport.await_ready()
-        try:
-            with _transport.unless_closed():
-                async for response in self._sow.ReadHistory(request):
-                    if (found := reading.feed(response)) is not None:
-                        return found
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
+        async with aclosing(self._answers(self._sow.ReadHistory, request)) as responses:
+            async for response in responses:
+                if (found := reading.feed(response)) is not None:
+                    return found
         raise _statuses.cut("the history")
 
     async def expiry_horizon(
@@ -79,18 +72,9 @@ class AsyncInspecting(AsyncCalls):
         Rule: X11.
         """
         request = _inspection.watch_request(interval, topics_max, history)
-        await self._transport.await_ready(needs=needed(request))
-        call = None
-        try:
-            with _transport.unless_closed():
-                call = self._admin.WatchFigures(request)
-                async for response in call:
-                    yield _inspection.figures(response)
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
-        finally:
-            if call is not None:
-                call.cancel()
+        async with aclosing(self._answers(self._admin.WatchFigures, request)) as responses:
+            async for response in responses:
+                yield _inspection.figures(response)
 
     async def placement(self, topic: str | None = None) -> Placement:
         """The cell of the server, and the placement of topics in cells, as far as the caller may know it: every caller
@@ -124,16 +108,7 @@ class AsyncInspecting(AsyncCalls):
         Rule: X10.
         """
         request = _inspection.log_request(level, lines_max, follow=follow)
-        await self._transport.await_ready()
-        call = None
-        try:
-            with _transport.unless_closed():
-                call = self._admin.WatchLog(request)
-                async for response in call:
-                    for line in _inspection.log_lines(response):
-                        yield line
-        except grpc.RpcError as error:
-            raise await self._transport.failure(error) from error
-        finally:
-            if call is not None:
-                call.cancel()
+        async with aclosing(self._answers(self._admin.WatchLog, request)) as responses:
+            async for response in responses:
+                for line in _inspection.log_lines(response):
+                    yield line

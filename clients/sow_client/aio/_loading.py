@@ -76,10 +76,11 @@ class AsyncLoading(AsyncCalls):
     async def _commit_load(
         self, request: load_pb2.CommitLoadRequest, retry: CommitRetry, home: Home
     ) -> AsyncGenerator[LoadProgress, None]:
+        way = self._cells.way("", home)
         while True:
             call = None
             try:
-                line = await self._transport.await_ready(home=home)
+                line = await self._ready(way, home=home)
                 with _transport.unless_closed():
                     call = _lines.at(line, self._load.CommitLoad)(request)
                     async for response in call:
@@ -125,7 +126,7 @@ class AsyncLoading(AsyncCalls):
         return self._homes.of(load_id) or Home("the load")
 
     async def _open_staging(self, home: Home, requests: AsyncIterator[load_pb2.StageLoadRequest]) -> AioStageCall:
-        line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+        line = await self._ready(self._cells.way("", home), _transport.RECONNECT_SECONDS, home)
         with _transport.unless_closed():
             return _lines.at(line, self._load.StageLoad)(requests)
 

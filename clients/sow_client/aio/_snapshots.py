@@ -13,6 +13,7 @@ import grpc.aio
 
 from sow.v1 import snapshot_pb2
 from sow_client import _changes, _exports, _lines, _statuses, _transport
+from sow_client._cells import Way
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._contract import needed
 from sow_client._exports import Export, ExportOf
@@ -22,6 +23,7 @@ from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._parameters import Parameters
 from sow_client._records import Change, OnAbsentFields, Start, Ttl
 from sow_client.aio._calls import AsyncCalls
+from sow_client.aio._moving import AsyncTransport
 from sow_client.errors import SowError
 
 
@@ -107,10 +109,11 @@ class AsyncSnapshots(AsyncCalls):
         return self._read_export(core, home)
 
     async def _read_export(self, core: _exports.PartCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
+        way = self._cells.way("", home)
         while True:
             call = None
             try:
-                line = await self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+                line = await self._ready(way, _transport.RECONNECT_SECONDS, home)
                 with _transport.unless_closed():
                     call = _lines.at(line, self._snapshots.ReadExport)(core.request(now=time.monotonic()))
                     async for response in call:
@@ -209,7 +212,9 @@ class AsyncSnapshots(AsyncCalls):
             keys=keys,
             elsewhere=elsewhere,
         )
-        return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
+        way = self._cells.way(topic)
+        core = _changes.ReadChangesCore(request, way)
+        return self._read_changes(core, way, Home(f"the reading of changes of {topic}"))
 
     async def changes(
         self,
@@ -243,11 +248,13 @@ class AsyncSnapshots(AsyncCalls):
                 for change in _changes.unpacked(topic, batch):
                     yield change
 
-    async def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
+    async def _read_changes(
+        self, core: _changes.ReadChangesCore, way: Way[AsyncTransport], home: Home
+    ) -> AsyncGenerator[PackedRecords, None]:
         while not core.done:
             failure: BaseException | None = None
             try:
-                async with aclosing(self._changes_of_call(core, home)) as batches:
+                async with aclosing(self._changes_of_call(core, way, home)) as batches:
                     async for batch in batches:
                         yield batch
             except (grpc.RpcError, SowError) as error:
@@ -255,9 +262,11 @@ class AsyncSnapshots(AsyncCalls):
             if not core.done:
                 await asyncio.sleep(core.ended(failure, now=time.monotonic(), jitter=random.random()))
 
-    async def _changes_of_call(self, core: _changes.ReadChangesCore, home: Home) -> AsyncGenerator[PackedRecords, None]:
+    async def _changes_of_call(
+        self, core: _changes.ReadChangesCore, way: Way[AsyncTransport], home: Home
+    ) -> AsyncGenerator[PackedRecords, None]:
         request = core.request(now=time.monotonic())
-        line = await self._transport.await_ready(home=home, needs=needed(request))
+        line = await self._ready(way, None, home, needed(request))
         with _transport.unless_closed():
             call = _lines.at(line, self._snapshots.ReadChanges)(request)
         try:

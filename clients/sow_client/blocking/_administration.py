@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import Unpack
-
-import grpc
 
 from sow.v1 import access_pb2, admin_pb2
 from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
-from sow_client._contract import needed
 from sow_client._failover import Instance
 from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
@@ -117,7 +115,8 @@ class Administration(Calls):
         Rules: T5, C5.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, force=force, here=here)
-        response = self._call(self._admin.DeleteTopic, request, once=True)
+        way = self._cells.way("") if here else None  # the copy is here, and the topic is elsewhere
+        response = self._call(self._admin.DeleteTopic, request, once=True, way=way)
         return response.deleted_records
 
     def restamp(
@@ -145,16 +144,13 @@ class Administration(Calls):
         request = _writes.restamp_request(
             topic, mode, filter, parameters, ttl=ttl, expire_at=expire_at, dry_run=dry_run
         )
-        self._transport.await_ready(needs=needed(request))
-        try:
-            for response in self._admin.Restamp(request):
+        with closing(self._answers(self._admin.Restamp, request)) as responses:
+            for response in responses:
                 restamped = _writes.restamped(response)
                 if on_progress is not None:
                     on_progress(restamped)
                 if response.done:
                     return restamped
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the restamp")
 
     def check_topic(
@@ -172,17 +168,14 @@ class Administration(Calls):
         Rule: R13.
         """
         request = _replication.check_request(topic, repair=repair, rows_max=rows_max)
-        self._transport.await_ready()
         found = _replication.NOTHING_CHECKED
-        try:
-            for response in self._admin.CheckTopic(request):
+        with closing(self._answers(self._admin.CheckTopic, request)) as responses:
+            for response in responses:
                 found = _replication.topic_checked(found, response)
                 if on_progress is not None:
                     on_progress(found)
                 if response.done:
                     return found
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the check")
 
     def status(self) -> Status:
@@ -269,14 +262,11 @@ class Administration(Calls):
         """
         request = _replication.verify_request(peer, topics, keys_max)
         done: list[Verified] = []
-        self._transport.await_ready()
-        try:
-            for response in self._admin.VerifyReplication(request):
+        with closing(self._answers(self._admin.VerifyReplication, request)) as responses:
+            for response in responses:
                 done.append(_replication.verified(response))
                 if on_topic is not None:
                     on_topic(done[-1])
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         return done
 
     def repair_replication(
@@ -293,14 +283,11 @@ class Administration(Calls):
         """
         request = _replication.repair_request(peer, topics)
         done: list[Repaired] = []
-        self._transport.await_ready()
-        try:
-            for response in self._admin.RepairReplication(request):
+        with closing(self._answers(self._admin.RepairReplication, request)) as responses:
+            for response in responses:
                 done.append(_replication.repaired(response))
                 if on_topic is not None:
                     on_topic(done[-1])
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         return done
 
     def add_peer(

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
-import grpc
-
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts
+from sow_client._cells import Way
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import Flag
@@ -30,6 +30,7 @@ from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
 from sow_client.blocking._consuming import DurableSubscription
+from sow_client.blocking._moving import Transport
 from sow_client.blocking._results import LiveResult
 from sow_client.errors import SowError
 
@@ -191,14 +192,16 @@ class Following(Calls):
             exclude=None,
             batch_size=batch_size,
         )
+        way = self._cells.way(topic)
         core = LiveCore(
             request,
             retry_for=retry_for,
             connect_timeout=self._connect_timeout,
             on_interruption=on_interruption,
             tells=on_change is not None,
+            way=way,
         )
-        return opened(LiveView(core, partial(self._open_subscription, None), on_change))
+        return opened(LiveView(core, partial(self._open_subscription, way, None), on_change))
 
     def live_result(
         self,
@@ -254,10 +257,15 @@ class Following(Calls):
             exclude=exclude,
             batch_size=batch_size,
         )
+        way = self._cells.way(topic)
         core = ResultCore(
-            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+            request,
+            retry_for=retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=on_interruption,
+            way=way,
         )
-        return opened(LiveResult(core, partial(self._open_subscription, None)))
+        return opened(LiveResult(core, partial(self._open_subscription, way, None)))
 
     def durable(
         self,
@@ -308,7 +316,7 @@ class Following(Calls):
             exclude=exclude,
             batch_size=batch_size,
         )
-        home = Home(f"the consumer of the durable {topic}/{name}")
+        home, way = Home(f"the consumer of the durable {topic}/{name}"), self._cells.way(topic)
         acknowledgements = Acknowledgements(topic, name, retry_for=retry_for)
         core = DurableCore(
             request,
@@ -318,11 +326,12 @@ class Following(Calls):
             on_interruption=on_interruption,
             on_gap=on_gap,
             home=home,
+            way=way,
         )
         return opened(
             DurableSubscription(
                 core,
-                partial(self._open_subscription, home),
+                partial(self._open_subscription, way, home),
                 acknowledgements,
                 partial(self._acknowledge, home),
             )
@@ -352,13 +361,10 @@ class Following(Calls):
         """
         request = _retention.browse_request(topic, name, entries_max=entries_max, after=after)
         browsing = _retention.Browsing()
-        self._transport.await_ready()
-        try:
-            for response in self._sow.BrowseDurable(request, timeout=self._timeout):
+        with closing(self._answers(self._sow.BrowseDurable, request, timeout=self._timeout)) as responses:
+            for response in responses:
                 if (browsed := browsing.feed(response)) is not None:
                     return browsed
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         raise _statuses.cut("the answer to the browse")
 
     def rewind(self, topic: str, name: str, to: Start, *, force: bool = False) -> Rewound:
@@ -393,47 +399,63 @@ class Following(Calls):
         on_interruption: Callable[[SowError | None], object] | None,
         query: sow_pb2.QueryRequest | None = None,
     ) -> Subscription:
+        way = self._cells.way(request.topic)
         core = SubscriptionCore(
-            request, retry_for=retry_for, connect_timeout=self._connect_timeout, on_interruption=on_interruption
+            request,
+            retry_for=retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=on_interruption,
+            way=way,
         )
-        open_call: OpenSubscription = partial(self._open_subscription, None)
-        return opened(Subscription(core, open_call if query is None else partial(self._open_ordered, query)))
+        open_call: OpenSubscription = partial(self._open_subscription, way, None)
+        if query is not None:
+            open_call = partial(self._open_ordered, way, query)
+        return opened(Subscription(core, open_call))
 
     def _open_ordered(
-        self, query: sow_pb2.QueryRequest, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+        self,
+        way: Way[Transport],
+        query: sow_pb2.QueryRequest,
+        request: sow_pb2.SubscribeRequest,
+        *,
+        connect_seconds: float | None = None,
     ) -> SubscribeCall:
         """A call whose snapshot is a query, if it begins with a snapshot."""
         if not request.sow:
-            return self._open_subscription(None, request, connect_seconds=connect_seconds)
-        line = self._transport.await_ready(connect_seconds, None, needed(request))
+            return self._open_subscription(way, None, request, connect_seconds=connect_seconds)
+        line = self._ready(way, connect_seconds, None, needed(request))
         subscribed, queried = _lines.at(line, self._sow.Subscribe), _lines.at(line, self._sow.Query)
 
         def call_of(asked: Asked) -> ReadCall:
             return queried(asked) if isinstance(asked, sow_pb2.QueryRequest) else subscribed(asked)
 
         call = OrderedCall(OrderedSnapshot(request, query), call_of)
-        self._transport.follows(line, call)
+        way.place.transport.follows(line, call)
         return call
 
     def _open_subscription(
-        self, home: Home | None, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+        self,
+        way: Way[Transport],
+        home: Home | None,
+        request: sow_pb2.SubscribeRequest,
+        *,
+        connect_seconds: float | None = None,
     ) -> SubscribeCall:
         """`home`: of the consumer of a durable, which keeps to one instance unless the durable is replicated; None: a
         move takes the subscription along."""
         if home is not None and home.moves:
             home.line = None
-        line = self._transport.await_ready(connect_seconds, home, needed(request))
+        line = self._ready(way, connect_seconds, home, needed(request))
         call = _lines.at(line, self._sow.Subscribe)(request)
-        if home is None:
-            self._transport.follows(line, call)
-        else:
+        if home is not None:
             home.call = call
-            self._transport.follows(line, home)
+        way.place.transport.follows(line, call if home is None else home)
         return call
 
     def _acknowledge(self, home: Home, request: sow_pb2.AcknowledgeRequest) -> sow_pb2.AcknowledgeResponse:
         at_most = LEAVE_SECONDS_MAX if request.detach else None
-        return self._call(self._sow.Acknowledge, request, home=home, at_most=at_most)
+        place = self._cells.way("", home).place  # where its consumer is, also if the topic is about to move
+        return self._call_at(place, self._sow.Acknowledge, request, home=home, at_most=at_most)
 
 
 class LiveView(Readable):

@@ -5,12 +5,10 @@ figures, the configuration, the log."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-
-import grpc
+from contextlib import closing
 
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _placement, _statuses
-from sow_client._contract import needed
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
@@ -33,13 +31,10 @@ class Inspecting(Calls):
         """
         request = _history.request(topic, key, entries_max=entries_max, upto=upto)
         reading = _history.Reading()
-        self._transport.await_ready()
-        try:
-            for response in self._sow.ReadHistory(request):
+        with closing(self._answers(self._sow.ReadHistory, request)) as responses:
+            for response in responses:
                 if (found := reading.feed(response)) is not None:
                     return found
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
         raise _statuses.cut("the history")
 
     def expiry_horizon(
@@ -78,17 +73,9 @@ class Inspecting(Calls):
         Rule: X11.
         """
         request = _inspection.watch_request(interval, topics_max, history)
-        self._transport.await_ready(needs=needed(request))
-        call = None
-        try:
-            call = self._admin.WatchFigures(request)
-            for response in call:
+        with closing(self._answers(self._admin.WatchFigures, request)) as responses:
+            for response in responses:
                 yield _inspection.figures(response)
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
-        finally:
-            if call is not None:
-                call.cancel()
 
     def placement(self, topic: str | None = None) -> Placement:
         """The cell of the server, and the placement of topics in cells, as far as the caller may know it: every caller
@@ -122,14 +109,6 @@ class Inspecting(Calls):
         Rule: X10.
         """
         request = _inspection.log_request(level, lines_max, follow=follow)
-        self._transport.await_ready()
-        call = None
-        try:
-            call = self._admin.WatchLog(request)
-            for response in call:
+        with closing(self._answers(self._admin.WatchLog, request)) as responses:
+            for response in responses:
                 yield from _inspection.log_lines(response)
-        except grpc.RpcError as error:
-            raise self._transport.failure(error) from error
-        finally:
-            if call is not None:
-                call.cancel()

@@ -74,10 +74,11 @@ class Loading(Calls):
     def _commit_load(
         self, request: load_pb2.CommitLoadRequest, retry: CommitRetry, home: Home
     ) -> Generator[LoadProgress, None, None]:
+        way = self._cells.way("", home)
         while True:
             call = None
             try:
-                line = self._transport.await_ready(home=home)
+                line = self._ready(way, home=home)
                 call = _lines.at(line, self._load.CommitLoad)(request)
                 for response in call:
                     progress = _loads.progress(response)
@@ -122,7 +123,7 @@ class Loading(Calls):
         return self._homes.of(load_id) or Home("the load")
 
     def _open_staging(self, home: Home, requests: Iterator[load_pb2.StageLoadRequest]) -> StageCall:
-        line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+        line = self._ready(self._cells.way("", home), _transport.RECONNECT_SECONDS, home)
         return _lines.at(line, self._load.StageLoad)(requests)
 
 

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar, overload
-
-import grpc
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client import (
@@ -22,7 +21,8 @@ from sow_client import (
     _transport,
     _writes,
 )
-from sow_client._contract import KNOWN_ELSEWHERE, needed
+from sow_client._cells import Way
+from sow_client._contract import KNOWN_ELSEWHERE
 from sow_client._documents import Document
 from sow_client._keys import Key, optional_key
 from sow_client._lines import Home
@@ -33,8 +33,9 @@ from sow_client._publisher import Publisher, StreamCall
 from sow_client._records import NEVER, Deleted, DurabilityName, ExpireAt, Published, TouchOnlyName, Ttl
 from sow_client._writes import RefusalsMode
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._moving import Transport
 from sow_client.blocking._transactions import Collected, Transaction, request_of
-from sow_client.errors import Refusal
+from sow_client.errors import Refusal, SowError
 
 if TYPE_CHECKING:
     from sow_client._frame_rows import NanMode
@@ -362,59 +363,45 @@ class Publishing(Calls):
             _writes.unset_paths(delta, unset) or (),
             _publish_core.checked_unit(publisher_id, epoch, unit),
         )
-        options = self._publisher_options(
-            batch_records, max_in_flight, linger, retry_for, keeps=publisher_id is not None
-        )
+        way = self._cells.way(topic)
+        pace = batch_records, max_in_flight, linger, retry_for, self._connect_timeout
+        options = PublisherOptions(*pace, failover=self._failover_in(way.place), keeps=publisher_id is not None)
         core = PublishCore(
             defaults,
             options,
             publisher_id=publisher_id or _writes.random_publisher_id(),
             publisher_epoch=1 if epoch is None else epoch,
             publisher_token=_writes.random_token() if publisher_id is None else token,
+            way=way,
+            opens=publisher_id is not None and epoch is None,
         )
         name = f"publisher {core.publisher_id}"
         home = (None if epoch is None else self._homes.of(name)) or Home(f"the {name}")
+        next_epoch = None
+        if publisher_id is not None and epoch is None:
+            next_epoch = partial(self._new_epoch, way, publisher_id, unit)
         return Publisher(
             core,
-            partial(self._open_stream, core, home),
+            partial(self._open_stream, core, way, home, next_epoch),
             form=partial(self._form, topic, at_most=self._connect_timeout),
-            next_epoch=None
-            if publisher_id is None or epoch is not None
-            else partial(self._new_epoch, publisher_id, unit),
+            next_epoch=next_epoch,
             on_ack=on_ack,
             on_refusal=on_refusal,
         )
 
-    def _publisher_options(
-        self, batch_records: int, max_in_flight: int, linger: float, retry_for: float, *, keeps: bool
-    ) -> PublisherOptions:
-        return PublisherOptions(
-            batch_records,
-            max_in_flight,
-            linger,
-            retry_for,
-            self._connect_timeout,
-            # With one address there is no other instance: a full disk ends the publisher at once.
-            failover=self._failover_publish if self._transport.moves_max else "unsent",
-            keeps=keeps,
-        )
-
-    def open_publisher(self, publisher_id: str, *, unit: int = 0) -> OpenedPublisher:
+    def open_publisher(self, publisher_id: str, *, unit: int = 0, topic: str | None = None) -> OpenedPublisher:
         """Begins a new epoch of a publisher, above all earlier ones, and on disk.
 
         The server refuses publishes under an older epoch with PUBLISHER_FENCED. Two calls never get the same epoch. If
         the `unit` of work with this number is finished, no epoch begins, and `unit_done` is True. The server forgets a
-        publisher and its units when it is idle for `publisher_ttl` (7 days).
+        publisher and its units when it is idle for `publisher_ttl` (7 days). Where there are several cells, name the
+        `topic` that it publishes to: the epoch begins in the cell of that topic.
 
-        Rule: P6.
+        Rules: P6, C13.
         """
-        request = sow_pb2.OpenPublisherRequest(publisher_id=publisher_id, unit=unit)
-        home = Home(f"the publisher {publisher_id}")
-        response = self._call(self._sow.OpenPublisher, request, home=home)
-        self._homes.keep(f"publisher {publisher_id}", home)
-        return OpenedPublisher(
-            response.publisher_epoch, response.unit_done, response.unit_records, response.publisher_token
-        )
+        if topic is not None:
+            self._form(topic)  # which finds its cell
+        return self._begin_epoch(self._cells.way(topic or ""), publisher_id, unit)
 
     @overload
     def touch(
@@ -539,49 +526,62 @@ class Publishing(Calls):
             only_if_versions=only_if_versions,
         )
         _writes.act_for(request, publisher_id, epoch, unit, token)
-        self._transport.await_ready(needs=needed(request))
         try:
-            for response in self._sow.SowDelete(request):
-                deleted = _writes.deleted(response)
-                if on_progress is not None:
-                    on_progress(deleted)
-                if response.done:
-                    return deleted
-        except grpc.RpcError as error:
+            with closing(self._answers(self._sow.SowDelete, request)) as responses:
+                for response in responses:
+                    deleted = _writes.deleted(response)
+                    if on_progress is not None:
+                        on_progress(deleted)
+                    if response.done:
+                        return deleted
+        except SowError:
             if payload is not None:
                 self._forms.pop(topic, None)  # the topic may have been made anew, with another type
-            raise self._transport.failure(error) from error
+            raise
         raise _statuses.cut("the answer to the delete")
 
     def _publish(self, request: sow_pb2.PublishRequest, *, at_most: float | None = None) -> sow_pb2.PublishResponse:
-        position = self._sequencer.take()
+        way = self._cells.way(request.topic)
         response: sow_pb2.PublishResponse | None = None
-        try:
-            request.publisher.CopyFrom(position)
-            response = self._call(self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
-            if any(result.refusal.reason == types_pb2.ERROR_REASON_PAYLOAD_MALFORMED for result in response.results):
-                self._forms.pop(request.topic, None)  # the topic may have been made anew, with another type
-            return response
-        finally:
-            self._sequencer.give_back(position, response)
+        while response is None:
+            place = way.place
+            position = place.sequencer.take()
+            try:
+                request.publisher.CopyFrom(position)
+                response = self._call_at(place, self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
+            except SowError as error:
+                way.follow(error)
+            finally:
+                place.sequencer.give_back(position, response)
+        if any(result.refusal.reason == types_pb2.ERROR_REASON_PAYLOAD_MALFORMED for result in response.results):
+            self._forms.pop(request.topic, None)  # the topic may have been made anew, with another type
+        return response
 
     def _goes(self, request: sow_pb2.PublishRequest) -> bool:
-        """True if a publish is made again elsewhere when its instance is lost."""
+        """True if a publish is made again elsewhere in its cell when its instance is lost."""
         has_condition = any(record.HasField("condition") for record in request.records)
-        return self._failover_publish == "again" and self._transport.moves_max > 0 and not has_condition
+        return self._failover_in(self._cells.way(request.topic).place) == "again" and not has_condition
 
     def _open_stream(
-        self, core: PublishCore, home: Home, requests: Iterator[sow_pb2.PublishStreamRequest]
+        self,
+        core: PublishCore,
+        way: Way[Transport],
+        home: Home,
+        next_epoch: Callable[[], OpenedPublisher] | None,
+        requests: Iterator[sow_pb2.PublishStreamRequest],
     ) -> StreamCall:
-        needs = core.needs
+        needs, place = core.needs, way.place
+        if next_epoch is not None and core.wants_epoch:
+            core.opened(next_epoch())
+        core.failover = self._failover_in(place)
         if not core.is_bound:
             home.line = None  # any instance may take what is not settled
-            if core.is_unsettled and self._transport.moves_max:
+            if core.is_unsettled and place.transport.moves_max:
                 needs = needs or KNOWN_ELSEWHERE
-        line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home, needs)
+        line = self._ready(way, _transport.RECONNECT_SECONDS, home, needs)
         core.is_told = line.contract >= KNOWN_ELSEWHERE.contract
         core.checked = needs
         return _lines.at(line, self._sow.PublishStream)(requests)
 
-    def _new_epoch(self, publisher_id: str, unit: int) -> OpenedPublisher:
-        return _publish_core.new_epoch(self.open_publisher(publisher_id, unit=unit), publisher_id, unit)
+    def _new_epoch(self, way: Way[Transport], publisher_id: str, unit: int) -> OpenedPublisher:
+        return _publish_core.new_epoch(self._begin_epoch(way, publisher_id, unit), publisher_id, unit)

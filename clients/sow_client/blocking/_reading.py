@@ -267,12 +267,13 @@ class Reading(Calls):
         progress: _reads.QueryProgress,
         seconds: float | None = None,
     ) -> Generator[RecordBatch, None, None]:
-        needs = needed(request)
+        needs, way = needed(request), self._cells.way(request.topic)
         give_up = None if seconds is None else time.monotonic() + seconds
-        for attempt in range(1, QUERY_ATTEMPTS_MAX + 1):
+        attempt = 1
+        while True:
             # A longer time bounds no wait for a connection, and the client may look for a cause then.
             wait = None if seconds is None or seconds >= self._connect_timeout else seconds
-            line = self._transport.await_ready(wait, needs=needs)
+            line, transport = self._ready(way, wait, needs=needs), way.place.transport
             left = None if give_up is None else max(0.0, give_up - time.monotonic())
             call = _lines.at(line, self._sow.Query)(request, timeout=left)
             try:
@@ -283,8 +284,11 @@ class Reading(Calls):
                 progress.finished()
                 return
             except (grpc.RpcError, SowError) as error:
-                translated = self._transport.explained(progress.broken(error), line)
-                self._transport.doubt(translated.reason)
+                translated = transport.explained(progress.broken(error), line)
+                transport.doubt(translated.reason)
+                if not progress.yielded and way.leads(translated):
+                    continue
+                translated = way.told(translated)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX
                 if not again:
@@ -293,6 +297,7 @@ class Reading(Calls):
                 if give_up is not None and time.monotonic() + QUERY_RETRY_SECONDS * attempt >= give_up:
                     raise translated from (None if translated is error else error)
                 time.sleep(QUERY_RETRY_SECONDS * attempt)
+                attempt += 1
             finally:
                 call.cancel()
 

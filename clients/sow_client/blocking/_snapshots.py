@@ -12,6 +12,7 @@ import grpc
 
 from sow.v1 import snapshot_pb2
 from sow_client import _changes, _exports, _lines, _statuses, _transport
+from sow_client._cells import Way
 from sow_client._changes import ChangesPlan, Pin
 from sow_client._contract import needed
 from sow_client._exports import Export, ExportOf
@@ -21,6 +22,7 @@ from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._parameters import Parameters
 from sow_client._records import Change, OnAbsentFields, Start, Ttl
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._moving import Transport
 from sow_client.errors import SowError
 
 
@@ -104,10 +106,11 @@ class Snapshots(Calls):
         return self._read_export(core, home)
 
     def _read_export(self, core: _exports.PartCore, home: Home) -> Generator[PackedRecords, None, None]:
+        way = self._cells.way("", home)
         while True:
             call = None
             try:
-                line = self._transport.await_ready(_transport.RECONNECT_SECONDS, home)
+                line = self._ready(way, _transport.RECONNECT_SECONDS, home)
                 call = _lines.at(line, self._snapshots.ReadExport)(core.request(now=time.monotonic()))
                 for response in call:
                     records = core.feed(response)
@@ -205,7 +208,9 @@ class Snapshots(Calls):
             keys=keys,
             elsewhere=elsewhere,
         )
-        return self._read_changes(_changes.ReadChangesCore(request), Home(f"the reading of changes of {topic}"))
+        way = self._cells.way(topic)
+        core = _changes.ReadChangesCore(request, way)
+        return self._read_changes(core, way, Home(f"the reading of changes of {topic}"))
 
     def changes(
         self,
@@ -238,20 +243,24 @@ class Snapshots(Calls):
             for batch in batches:
                 yield from _changes.unpacked(topic, batch)
 
-    def _read_changes(self, core: _changes.ReadChangesCore, home: Home) -> Generator[PackedRecords, None, None]:
+    def _read_changes(
+        self, core: _changes.ReadChangesCore, way: Way[Transport], home: Home
+    ) -> Generator[PackedRecords, None, None]:
         while not core.done:
             failure: BaseException | None = None
             try:
-                with closing(self._changes_of_call(core, home)) as batches:
+                with closing(self._changes_of_call(core, way, home)) as batches:
                     yield from batches
             except (grpc.RpcError, SowError) as error:
                 failure = error
             if not core.done:
                 time.sleep(core.ended(failure, now=time.monotonic(), jitter=random.random()))
 
-    def _changes_of_call(self, core: _changes.ReadChangesCore, home: Home) -> Generator[PackedRecords, None, None]:
+    def _changes_of_call(
+        self, core: _changes.ReadChangesCore, way: Way[Transport], home: Home
+    ) -> Generator[PackedRecords, None, None]:
         request = core.request(now=time.monotonic())
-        line = self._transport.await_ready(home=home, needs=needed(request))
+        line = self._ready(way, None, home, needed(request))
         call = _lines.at(line, self._snapshots.ReadChanges)(request)
         try:
             for response in call:

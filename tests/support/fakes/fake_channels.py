@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self, TypeAlias
 
 import grpc
@@ -21,9 +21,11 @@ HEALTH: Final = "/grpc.health.v1.Health/Check"
 class Ended(grpc.RpcError):
     """The status with which a call ends. `reason`: that of a sow server; empty: gRPC's own status."""
 
-    def __init__(self, code: grpc.StatusCode, reason: str = "", text: str = "no") -> None:
+    def __init__(
+        self, code: grpc.StatusCode, reason: str = "", text: str = "no", told: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(text)
-        self._code, self._reason, self._text = code, reason, text
+        self._code, self._reason, self._text, self._told = code, reason, text, told or {}
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -35,7 +37,7 @@ class Ended(grpc.RpcError):
         if not self._reason:
             return ()
         status = status_pb2.Status(code=self._code.value[0], message=self._text)
-        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=self._reason, domain="sow"))
+        status.details.add().Pack(error_details_pb2.ErrorInfo(reason=self._reason, domain="sow", metadata=self._told))
         return (("grpc-status-details-bin", status.SerializeToString()),)
 
 

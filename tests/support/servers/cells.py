@@ -7,10 +7,15 @@ with cell_server(tmp_path, "a", placement(1, default="a")) as server:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from tests.support.servers.server import ServerProcess
+import grpc
+
+from sow.v1 import admin_pb2, admin_pb2_grpc
+from sow_client import Client
+from tests.support.servers.server import ServerProcess, free_port
 
 NOBODY: Final = "127.0.0.1:1"
 """An address at which nothing listens."""
@@ -48,3 +53,51 @@ class CellServer(ServerProcess):
     def rewrite(self, text: str) -> None:
         """Writes another placement file; it counts from a reload on."""
         self.placement.write_text(text)
+
+
+class TwoCells:
+    """Two cells, `a` and `b`, of which b has the topics whose names begin with "b-"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.version = 1
+        self._numbers = count()
+        ports = {"a": free_port(), "b": free_port()}
+        self.addresses = {name: [f"127.0.0.1:{port}"] for name, port in ports.items()}
+        self.servers = {name: CellServer(folder / name, name, self._text(), port=port) for name, port in ports.items()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        faults = [server.faults() for server in self.servers.values()]
+        for server in self.servers.values():
+            server.kill9()
+        assert kind is not None or not any(faults), faults
+
+    @property
+    def home(self) -> str:
+        """The addresses of a."""
+        return self.addresses["a"][0]
+
+    def topic(self, cell: str) -> str:
+        """The name of another topic that lives in a cell."""
+        return f"{cell}-{next(self._numbers)}"
+
+    def _text(self, *topics: tuple[str, str]) -> str:
+        return placement(self.version, *topics, ("b-.*", "b"), cells=self.addresses)
+
+    def place(self, *topics: tuple[str, str], at: str = "ab") -> None:
+        """Loads another placement: these patterns count before "b-.*"."""
+        self.version += 1
+        for name in at:
+            self.servers[name].rewrite(self._text(*topics))
+            with grpc.insecure_channel(self.addresses[name][0]) as channel:
+                admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest())
+
+    def direct(self, cell: str) -> Client:
+        """A client of one cell."""
+        return Client(self.addresses[cell][0])
+
+    def keys(self, cell: str, topic: str) -> list[str]:
+        with self.direct(cell) as client:
+            return [record.key for record in client.query(topic)]
