@@ -87,6 +87,13 @@ class Cells(Generic[_Transport]):
             return Way(self, topic, self._places.get(home.cell, self.home))
         return Way(self, topic, self._of.get(topic, self.home))
 
+    def together(self, topics: Iterable[str]) -> list[list[str]]:
+        """Topics by the cell in which they live, as far as calls have found it."""
+        groups: dict[str, list[str]] = {}
+        for topic in topics:
+            groups.setdefault(self._of.get(topic, self.home).key, []).append(topic)
+        return list(groups.values())
+
     def learn(self, topic: str, error: SowError) -> Place[_Transport] | None:
         """Remembers where home says that a topic lives; None: its answer names no address that a client may use. Raises
         InvalidArgument as `opened`, and Cancelled (CLOSED)."""

@@ -1,4 +1,4 @@
-"""SQL over topics: DuckDB runs a SELECT over their records, as they were at one instant."""
+"""SQL over topics: DuckDB runs a SELECT over their records, as they were at one instant in each cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from sow_client._exports import ExportOf
+from sow_client._exports import Export, ExportOf
 from sow_client._packed import PackedRecords
 from sow_client._payloads import PayloadForm
 from sow_client.aio._administration import AsyncAdministration
@@ -29,7 +29,7 @@ class AsyncSqlResult:
     def __init__(self, database: Database, topics: Sequence[SqlTopic], schema: Any) -> None:
         self._database = database
         self.topics = {one.topic: one for one in topics}
-        """The topics that it has read, as they were at one instant."""
+        """The topics that it has read; those of one cell as they were at one instant."""
         self.schema = schema
         """The `pyarrow.Schema` of the rows."""
         self.columns: tuple[str, ...] = tuple(schema.names)
@@ -93,9 +93,10 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
         """Answers one SELECT of DuckDB over topics. `parameters` are the values of `$name` in the text.
 
         Tables are topics, columns the top-level fields of their records and the metadata `_key`, `_version`,
-        `_publish_time`, `_expire_time` (null: never), `_origin` and `_sequence`. All topics are read as they were at
-        one instant, which `result.topics` tells. The server judges conditions that it can, and DuckDB all of them.
-        `push=False` reads all records, for the same answer. `memory` bounds DuckDB; beyond it lie temporary files.
+        `_publish_time`, `_expire_time` (null: never), `_origin` and `_sequence`. All topics of a cell are read as
+        they were at one instant, which `result.topics` tells. The server judges conditions that it can, and DuckDB all
+        of them. `push=False` reads all records, for the same answer. `memory` bounds DuckDB; beyond it lie temporary
+        files.
 
         Raises InvalidArgument for a text that is no SELECT over topics, or needs more memory. Needs `sow[sql]`.
 
@@ -135,15 +136,18 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
         filters = {
             name: choice.filtered if choice is not None and push else (None, {}) for name, choice in choices.items()
         }
-        export = await self.open_export([ExportOf(name, *filtered) for name, filtered in filters.items()])
+        exports: dict[str, Export] = {}  # by topic
         try:
+            for together in self._cells.together(filters):
+                export = await self.open_export([ExportOf(name, *filters[name]) for name in together])
+                exports.update(dict.fromkeys(together, export))
             tables = [
                 _sql_database.Table(
                     database,
                     name,
                     form,
                     choices[name],
-                    export if settings[name].journal else replace(export, bookmark=None),
+                    exports[name] if settings[name].journal else replace(exports[name], bookmark=None),
                     filters[name],
                     whole=whole,
                 )
@@ -159,8 +163,9 @@ class AsyncSql(AsyncAdministration, AsyncSnapshots):
                 await asyncio.to_thread(table.begin)
                 await self._read_table(table, table.insert)
         finally:
-            with suppress(SowError):  # it ends by itself
-                await self.close_export(export.id)
+            for identifier in {export.id for export in exports.values()}:
+                with suppress(SowError):  # it ends by itself
+                    await self.close_export(identifier)
         return tables
 
     async def _read_table(self, table: Table, work: Callable[[PackedRecords], None]) -> None:
