@@ -1,0 +1,179 @@
+"""The parts of `--cells` that need no process: pauses, the log of all, the data directory."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sow_server import logs
+from sow_server.config import LogConfig
+from sow_server.engine.values.errors import OpenError
+from sow_server.supervision import directories
+from sow_server.supervision.output import LINE_BYTES_MAX, Lines, Output
+from sow_server.supervision.pauses import PAUSE_SECONDS_MAX, WELL_SECONDS, Pauses
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """The configuration of logs is global; a test's changes end with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+# --- pauses ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pause_doubles_up_to_a_bound_and_begins_anew_after_a_good_life() -> None:
+    pauses = Pauses()
+    assert [pauses.ended(0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert pauses.ended(WELL_SECONDS - 0.1) == PAUSE_SECONDS_MAX, "ready, but not for long"
+    assert [pauses.ended(WELL_SECONDS), pauses.ended(0)] == [1, 2]
+
+
+# --- the log ---------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """The log of all cells, as it was written."""
+
+    def __init__(self, config: LogConfig) -> None:
+        self.stream = io.StringIO()
+        logs.configure(config, self.stream)
+        self.output = Output(config, self.stream)
+        self.ready: list[dict[str, object]] = []
+
+    def lines(self, cell: str) -> Lines:
+        return Lines(cell, self.output, self.ready.append)
+
+    @property
+    def written(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.stream.getvalue().splitlines()]
+
+
+def _line(event: str, **more: object) -> bytes:
+    return json.dumps({"time": "t", "level": "info", "event": event, "logger": "l"} | more).encode() + b"\n"
+
+
+def test_lines_of_several_cells_go_out_whole_however_they_come_in() -> None:
+    log = Log(LogConfig(format="json"))
+    first, second = log.lines("cell-1"), log.lines("cell-2")
+    one, two = _line("published", text='a "quoted" } text é'), _line("pruned", topic="b")
+    for number in range(max(len(one), len(two))):
+        first.feed(one[number : number + 1])
+        second.feed(two[number : number + 1])
+    assert log.written == [json.loads(two) | {"cell": "cell-2"}, json.loads(one) | {"cell": "cell-1"}]
+    assert list(log.written[0])[:4] == ["time", "level", "event", "logger"]
+
+
+def test_the_event_ready_goes_to_the_supervisor_alone() -> None:
+    log = Log(LogConfig(format="json"))
+    log.lines("cell-1").feed(_line("ready", address="127.0.0.1:1") + _line("pruned"))
+    assert [event["address"] for event in log.ready] == ["127.0.0.1:1"]
+    assert [event["event"] for event in log.written] == ["pruned"]
+
+
+def test_a_line_that_is_no_event_becomes_one_and_the_message_of_a_start_is_kept() -> None:
+    log = Log(LogConfig(format="json"))
+    lines = log.lines("cell-3")
+    lines.feed(b"terminate called\n\xff\n\nsow-server: no \xc3\xa9\n[1]\nand no end")
+    assert lines.trouble == "no é"
+    assert [(event["event"], event["cell"], event["text"]) for event in log.written] == [
+        ("cell_output", "cell-3", "terminate called"),
+        ("cell_output", "cell-3", "\\xff"),
+        ("cell_output", "cell-3", "[1]"),
+    ]
+    lines.end()
+    assert log.written[-1]["text"] == "and no end"
+    lines.end()
+    assert len(log.written) == 4
+
+
+def test_a_line_without_end_takes_bounded_memory() -> None:
+    log = Log(LogConfig(format="json"))
+    lines = log.lines("cell-1")
+    for _ in range(3):
+        lines.feed(b"x" * (LINE_BYTES_MAX // 2))
+    assert [len(str(event["text"])) for event in log.written] == [3 * LINE_BYTES_MAX // 2]
+
+
+@pytest.mark.parametrize(("level", "events"), [("debug", 3), ("info", 3), ("warning", 2), ("error", 1)])
+def test_the_level_of_the_file_counts_though_cells_log_more(level: str, events: int) -> None:
+    log = Log(LogConfig(format="json", level=level))
+    lines = log.lines("cell-1")
+    for own in ("info", "warning", "error"):
+        lines.feed(_line("e", level=own))
+    lines.feed(_line("ready", address="a"))
+    assert (len(log.written), len(log.ready)) == (events, 1), "readiness does not depend on it"
+
+
+def test_people_get_lines_for_people() -> None:
+    log = Log(LogConfig(format="console"))
+    log.lines("cell-2").feed(_line("pruned", topic="orders"))
+    (line,) = log.stream.getvalue().splitlines()
+    assert "cell=cell-2" in line
+    assert "topic=orders" in line
+    assert "{" not in line
+
+
+def test_a_reader_of_the_log_that_has_gone_stops_nothing() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    Lines("cell-1", Output(LogConfig(format="json"), Gone()), lambda event: None).feed(_line("pruned"))
+
+
+# --- the data directory ----------------------------------------------------------------------------------------------
+
+
+def _store(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "SOW").write_text("sow data")
+
+
+def test_cells_do_not_start_empty_beside_the_data_of_a_server_alone(tmp_path: Path) -> None:
+    data = tmp_path / "it's data"
+    _store(data)
+    with pytest.raises(OpenError) as refused:
+        directories.check_cells(data, 4)
+    said = str(refused.value)
+    assert said.startswith(f"{data} has the data of a server without --cells; to make it the first cell, run: ")
+    subprocess.run(["sh", "-ec", said.partition("run: ")[2]], check=True)
+    assert (data / "cell-1" / "SOW").exists()
+    directories.check_cells(data, 4)
+
+
+def test_a_server_alone_does_not_start_empty_beside_cells(tmp_path: Path) -> None:
+    directories.check_alone(tmp_path / "none")
+    for number in (2, 10):
+        _store(tmp_path / f"cell-{number}")
+    with pytest.raises(OpenError, match="has the data of cells; start with --cells 10, or take another"):
+        directories.check_alone(tmp_path)
+    directories.check_alone(tmp_path / "cell-2")
+    (tmp_path / "SOW").touch()
+    directories.check_alone(tmp_path)  # it has its own data
+
+
+def test_fewer_cells_than_have_data_are_refused(tmp_path: Path) -> None:
+    for number in (1, 3, 4):
+        _store(tmp_path / f"cell-{number}")
+    (tmp_path / "cell-9").mkdir()  # without data
+    (tmp_path / "cell-05").mkdir()
+    directories.check_cells(tmp_path, 4)
+    directories.check_cells(tmp_path, 8)
+    with pytest.raises(
+        OpenError, match="has the data of cell-3, cell-4, which --cells 2 does not serve; start with --c"
+    ):
+        directories.check_cells(tmp_path, 2)
