@@ -60,26 +60,27 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     from sow_server import config
 
     given.config = given.config or os.environ.get("SOW_SERVER_CONFIG") or None
-    every = config.all_cells(given.cells or 0, len(os.sched_getaffinity(0)))
-    wanted = [cell for cell in every if given.cell in (None, cell.name)]
+    cells = config.all_cells(given.cells or 0, len(os.sched_getaffinity(0)))
     try:
-        found = {cell.name: _load(given, cell) for cell in wanted} or {"": _load(given, None)}
+        if given.supervised is not None:
+            cells = tuple(cell for cell in cells if cell.name == given.cell)
+        every = {cell.name: _load(given, cell) for cell in cells} or {"": _load(given, None)}
     except config.ConfigError as error:
         return _trouble(str(error))
+    found = every if given.cell is None else {given.cell: every[given.cell]}
     if given.print_config:
         parts = [f"# {name}\n\n" * (len(found) > 1) + config.render(settings) for name, settings in found.items()]
         return _said("\n".join(parts), EXIT_OK)
     if given.check_ready:
         return _check_ready(found)
     if given.check_config:
-        return _check(given, found)
+        return _check(given, found, every)
     # gRPC's core writes to standard error itself, about a failed bind, for example; but an error at start-up shall be
     # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if given.cells and given.cell is None:
         return _run_cells(given, found)
-    (settings,) = found.values()
-    return _run_one(given, settings, time_source)
+    return _run_one(given, every, time_source)
 
 
 def _load(given: argparse.Namespace, cell: Cell | None) -> Config:
@@ -101,16 +102,21 @@ def _load(given: argparse.Namespace, cell: Cell | None) -> Config:
     )
 
 
-def _check(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
+def _check(given: argparse.Namespace, found: Mapping[str, Config], every: Mapping[str, Config]) -> int:
     from sow_server import config
     from sow_server.access_control import AccessControlError, check
-    from sow_server.supervision import summary
+    from sow_server.placement import configured_places
+    from sow_server.supervision import placement_file, summary
 
     doubtful: dict[str, None] = {}  # each once, as most settings are those of all cells
     try:
         for settings in found.values():
             doubtful |= dict.fromkeys((*config.warnings(settings), *check(settings)))
-    except AccessControlError as error:
+            if not given.cells:
+                configured_places(settings)
+        if given.cells:
+            placement_file.to_make(every)
+    except (AccessControlError, config.ConfigError) as error:
         return _trouble(str(error))
     source = given.config or "default configuration"
     for warning in doubtful:
@@ -130,12 +136,13 @@ def _check_ready(found: Mapping[str, Config]) -> int:
     return _said("ready\n", EXIT_OK)
 
 
-def _run_one(given: argparse.Namespace, settings: Config, time_source: TimeSource | None) -> int:
+def _run_one(given: argparse.Namespace, every: Mapping[str, Config], time_source: TimeSource | None) -> int:
     from sow_server import app, config, logs
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
-    from sow_server.supervision import directories, supervised
+    from sow_server.supervision import directories, placement_file, supervised
 
+    settings = every[given.cell or ""]
     log = settings.log
     if given.supervised is not None:
         supervised.stop_with(given.supervised)
@@ -143,13 +150,18 @@ def _run_one(given: argparse.Namespace, settings: Config, time_source: TimeSourc
     tail = LogTail([secret.value for secret in config.secrets_of(settings)])
     logs.configure(log, tail=tail)
     try:
-        directories.check_alone(settings.server.data_dir)
+        if not given.cells:
+            directories.check_alone(settings.server.data_dir)
+        elif given.supervised is None:
+            directories.check_cells(settings.server.data_dir.parent, given.cells)
+            placement_file.prepare(every)
         return app.run(settings, tail, time_source=time_source)
-    except (OpenError, app.StartError) as error:
+    except (OpenError, app.StartError, config.ConfigError) as error:
         return _trouble(str(error))
 
 
 def _run_cells(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
+    from sow_server.config import ConfigError
     from sow_server.engine.values.errors import OpenError
     from sow_server.supervision import supervisor
 
@@ -162,7 +174,7 @@ def _run_cells(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
     once += ["--authoritative"] * given.authoritative
     try:
         return supervisor.run(found, arguments, once)
-    except (OpenError, supervisor.CannotStart) as error:
+    except (ConfigError, OpenError, supervisor.CannotStart) as error:
         return _trouble(str(error))
 
 

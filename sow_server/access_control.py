@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -25,6 +24,7 @@ from sow_server.config import Config, ConfigError, ListenerAuth, ListenerConfig
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.issuers import Issuers
+from sow_server.placement import Places
 from sow_server.revocations import Revocations
 
 log = structlog.get_logger(__name__)
@@ -96,8 +96,15 @@ def jwt_prover(config: Config) -> tuple[Prover, Callable[[], None]]:
 class AccessControl:
     """Owns the authorizer. Event loop only."""
 
-    def __init__(self, config: Config, topics: Topics, observer: ControlObserver, readers: Executor) -> None:
-        """Raises AccessControlError."""
+    def __init__(
+        self,
+        config: Config,
+        topics: Topics,
+        observer: ControlObserver,
+        readers: Executor,
+        places: Places | None = None,
+    ) -> None:
+        """`places`: the cells of topics. Raises AccessControlError."""
         self._config = config
         self._readers = readers
         self._refreshed: list[Callable[[], None]] = []
@@ -133,6 +140,7 @@ class AccessControl:
             now_micros=_now_micros,
             elapsed=time.monotonic,
             audit_reads=access.audit_reads,
+            places=places,
         )
 
     def listener(self, config: ListenerConfig) -> Listener:
@@ -202,8 +210,7 @@ class AccessControl:
             tell("end", "SIGHUP", {"code": "OK", "identities": identities, "ended_calls": ended})
 
     def start(self) -> None:
-        """From now on, handles SIGHUP, ends calls whose credential expires, and reads changed key files."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload_soon)
+        """From now on, ends calls whose credential expires, and reads changed key files."""
         self._tasks = [asyncio.create_task(self._look()), asyncio.create_task(self._read_keys())]
 
     def stop(self) -> None:

@@ -34,8 +34,10 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
+from sow_server.cells import Cells
 from sow_server.config import (
     Config,
+    ConfigError,
     DeclaredView,
     ListenerConfig,
     MetricsConfig,
@@ -58,6 +60,7 @@ from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
+from sow_server.placement import Places, configured_places
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.query.view_plans import check_definition, view_plan
@@ -81,6 +84,7 @@ from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
 from sow_server.services.log_tail import LogTail
 from sow_server.services.ownership import DurableOwners
+from sow_server.services.placement_service import PlacementService
 from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
@@ -154,7 +158,10 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    declare_topics(store, config.topics, config.views)
+    places = _places(config)
+    declare_topics(store, _placed_here(config.topics, places), _placed_here(config.views, places))
+    if places is not None:
+        store.commits.refuse_elsewhere(places.refusal)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -166,10 +173,11 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
-    access = _access(config, parts, metrics, readers, links, running)
+    access = _access(config, parts, metrics, readers, links, running, places)
+    cells = _cells(config, places, access, store, readers)
     processes = _reader_processes(store, config, metrics, running)
     server = _this_server(config, healthy, figures, tail)
-    own = _services(parts, links, load_jobs, readers, processes, config, access, server, tracing=tracing)
+    own = _services(parts, links, load_jobs, readers, processes, config, access, cells, server, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -182,6 +190,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     listeners, addresses = _listen(config, register, links)
     metrics.watch_certificates(listeners.expiries)
 
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, config, access, cells)
     access.start()
     timers.start()
     running.callback(timers.stop)
@@ -323,10 +332,16 @@ def _timers(
 
 
 def _access(
-    config: Config, parts: _Parts, metrics: Metrics, readers: Executor, links: InstanceLinks, running: AsyncExitStack
+    config: Config,
+    parts: _Parts,
+    metrics: Metrics,
+    readers: Executor,
+    links: InstanceLinks,
+    running: AsyncExitStack,
+    places: Places | None,
 ) -> AccessControl:
     try:
-        access = AccessControl(config, parts.store.topics, metrics, readers)
+        access = AccessControl(config, parts.store.topics, metrics, readers, places)
     except AccessControlError as error:
         raise StartError(str(error)) from error
     running.callback(access.stop)
@@ -334,6 +349,44 @@ def _access(
         links.ask_access(lambda name: access.authorizer.peer(name) is not None)
         parts.consumers.backlogs.owners = DurableOwners(access.authorizer)
     return access
+
+
+def _places(config: Config) -> Places | None:
+    try:
+        return configured_places(config)
+    except ConfigError as error:
+        raise StartError(str(error)) from error
+
+
+def _placed_here(declared: Mapping[str, T], places: Places | None) -> Mapping[str, T]:
+    """Topics or views of the configuration, without those that are placed in another cell: cells may share a file."""
+    if places is None:
+        return declared
+    return {name: value for name, value in declared.items() if places.elsewhere(name) is None}
+
+
+def _cells(
+    config: Config, places: Places | None, access: AccessControl, store: Store, readers: Executor
+) -> Cells | None:
+    file = config.placement.file
+    if places is None or file is None:
+        return None
+    return Cells(
+        places,
+        file,
+        readers,
+        changed=access.authorizer.placement_changed,
+        settled=store.commits.barrier,
+        tell_signal=access.authorizer.tell_signal,
+    )
+
+
+def _reload(config: Config, access: AccessControl, cells: Cells | None) -> None:
+    """SIGHUP: reads the access file and the placement again, of those that there are."""
+    if cells is None or config.access.file is not None:
+        access.reload_soon()
+    if cells is not None:
+        cells.reload_soon()
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
@@ -404,6 +457,7 @@ def _services(
     processes: ReaderProcesses,
     config: Config,
     access: AccessControl,
+    cells: Cells | None,
     server: ThisServer,
     *,
     tracing: Tracing | None,
@@ -431,6 +485,7 @@ def _services(
         DurablesService(reading, store.writes, consumers, followers, readers),
         InspectionService(reading, store.writes, followers, readers, server),
         LinksService(links),
+        PlacementService(reading, cells, readers),
     )
     pieces = ReaderPieces(readers)
     idle_max = config.limits.pin_idle_ttl_max_micros

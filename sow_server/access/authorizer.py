@@ -16,6 +16,7 @@ from sow_server.access.audit import Audit, Part, Value
 from sow_server.access.caller import ANYBODY, Call, Caller
 from sow_server.access.credentials import (
     REMEMBERED,
+    Asked,
     Claim,
     Directory,
     Prover,
@@ -32,10 +33,14 @@ from sow_server.access.tally import Tally
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.model import MICROS
+from sow_server.placement import Places
 
 DENIALS_TOLD_MAX: Final = 100
 """Denials of one identity in a minute that are told one by one; the others are counted."""
 _ADMINISTRATION: Final = frozenset({Action.OPERATOR, Action.TOPIC_ADMIN})
+
+NOBODY: Final = Caller(Identity("", Credential(), ()), Permissions(Identity("", Credential(), ())))
+"""A caller without a credential, of a method that tells such callers less (Scope.TIERED)."""
 
 
 class AccessObserver(Protocol):
@@ -77,9 +82,12 @@ class Authorizer:
         now_micros: Callable[[], int],
         elapsed: Callable[[], float],
         audit_reads: bool = False,
+        places: Places | None = None,
     ) -> None:
-        """`file` None: every caller may do everything. `now_micros`: wall time, by which credentials expire."""
+        """`file` None: every caller may do everything. `now_micros`: wall time, by which credentials expire. `places`:
+        the cells of topics; None: there are no cells."""
         self.topics: Final = topics
+        self.places: Final = places
         self._audit = audit
         self._audit_reads = audit_reads
         self._observer = observer
@@ -114,6 +122,8 @@ class Authorizer:
         if need.scope is Scope.OPEN:
             return Call(method, need, self, address=address, seconds_left=seconds_left), None
         try:
+            if need.scope is Scope.TIERED and self.enforces and self._is_nobody(prover, shown):
+                return Call(method, need, self, NOBODY, address=address, seconds_left=seconds_left), None
             claim = prover.prove(shown)
             if not self.enforces:
                 return self._anybody(method, need, claim, address, seconds_left)
@@ -146,6 +156,13 @@ class Authorizer:
             call.leave()
             raise
         return call, self._enter(call, claim, expire_micros)
+
+    def _is_nobody(self, prover: Prover, shown: Shown) -> bool:
+        """True for a caller that has no identity, and has not guessed at one either: it shows nothing, or a good
+        certificate that the access file does not name. Raises StoreError UNAUTHENTICATED for a bad one."""
+        if prover.asks in (Asked.TOKEN, Asked.BOTH):
+            return not shown.token
+        return self._directory.identity(prover.prove(shown)) is None
 
     def _anybody(
         self, method: str, need: Need, claim: Claim, address: str, seconds_left: Callable[[], float | None]
@@ -329,6 +346,16 @@ class Authorizer:
             name = session.identity
             if _may(before, name) != _may(file, name):
                 ended += end_calls(session, changed)
+        return ended
+
+    def placement_changed(self) -> int:
+        """Ends the calls whose topics a new placement has taken away (rule C4); returns their number."""
+        ended = 0
+        for session in list(self._sessions.values()):
+            for call in list(session.calls):
+                if call.lasts and call.ended is None and (error := call.displaced()) is not None:
+                    call.end(error)
+                    ended += 1
         return ended
 
     def look(self) -> int:

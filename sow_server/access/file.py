@@ -39,6 +39,7 @@ from sow_server.config.kinds import (
     quoted,
 )
 from sow_server.config.secret_files import check_private_file
+from sow_server.config.toml_places import TomlPlaces
 from sow_server.engine.values.keys import parse_path
 from sow_server.engine.values.model import MICROS
 from sow_server.engine.values.patterns import matcher
@@ -52,7 +53,6 @@ _NAME: Final = Text(r"[A-Za-z0-9_.:@-]{1,200}", "1 to 200 of [A-Za-z0-9_.:@-]")
 _CERTIFICATE: Final = Text(r"(URI|DNS|CN|EMAIL|IP):.{1,1000}", 'a name with its type such as "URI:spiffe://bank/desk"')
 _SHA256: Final = Text(r"[0-9a-f]{64}", "64 hexadecimal digits, as `sow token new` prints them")
 _SUBSCRIPTED: Final = re.compile(r"\[[0-9*]*\]\Z")
-_HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[((?:[^]["']|"[^"]*"|'[^']*')+)\])""")
 _CREDENTIALS: Final = ("certificate", "token_sha256", "jwt")
 _EVERY_TOPIC: Final = ".*"
 
@@ -194,33 +194,7 @@ def load_access(path: Path) -> AccessFile:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     tables = parse_toml(path)
-    return _File(path, _Places(path), tables).read()
-
-
-class _Places:
-    """The lines of the headings of a file: TOML values do not know theirs."""
-
-    def __init__(self, path: Path) -> None:
-        self._name = path.name
-        self._lines: dict[str, list[int]] = {}
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it was removed since it was read; its lines are for messages only
-            text = ""
-        for number, line in enumerate(text.splitlines(), 1):
-            if (heading := _HEADING.match(line)) is not None:
-                name = re.sub(r"[\s\"']", "", heading[1] or heading[2])
-                self._lines.setdefault(name, []).append(number)
-
-    def line(self, name: str, index: int = 0) -> int | None:
-        """The line of the heading `[name]`, or of the heading `[[name]]` number `index`, from 0."""
-        lines = self._lines.get(re.sub(r"[\s\"']", "", name), [])
-        return lines[index] if index < len(lines) else None
-
-    def of(self, name: str, index: int) -> str:
-        """The place of the heading `[[name]]` number `index`, from 0."""
-        line = self.line(name, index)
-        return f"{self._name}{'' if line is None else f':{line}'} {name}[{index}]"
+    return _File(path, TomlPlaces(path), tables).read()
 
 
 class _Table(NamedTuple):
@@ -237,7 +211,7 @@ class _Table(NamedTuple):
 
 
 class _File:
-    def __init__(self, path: Path, places: _Places, tables: dict[str, object]) -> None:
+    def __init__(self, path: Path, places: TomlPlaces, tables: dict[str, object]) -> None:
         self._path = path
         self._places = places
         self._tables = tables

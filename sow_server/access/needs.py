@@ -37,6 +37,8 @@ class Scope(enum.Enum):
 
     OPEN = "open"
     """Nowhere: callers without a credential may call it, too."""
+    TIERED = "tiered"
+    """Nowhere, and callers without a credential learn less than those with one."""
     KNOWN = "known"
     """Every identity may call it, and sees only its own things."""
     SERVER = "server"
@@ -64,6 +66,7 @@ class MissingNeed(Exception):
 
 _OPEN: Final = Need(Scope.OPEN)
 _WATCHES: Final = Need(Scope.OPEN, counts_as=WATCHES)
+_TIERED: Final = Need(Scope.TIERED)
 _KNOWN: Final = Need(Scope.KNOWN)
 _DESCRIBES: Final = Need(Scope.KNOWN, counts_as="descriptions")
 _READ: Final = Need(Scope.TOPIC, Action.READ)
@@ -99,6 +102,8 @@ NEEDS: Final[dict[str, Need]] = {
     "/sow.v1.AdminService/Restamp": _TOPIC_ADMIN,
     "/sow.v1.AdminService/GetStatus": _OBSERVE,
     "/sow.v1.AdminService/DescribeInstance": _DESCRIBES,
+    "/sow.v1.AdminService/GetPlacement": _TIERED,
+    "/sow.v1.AdminService/ReloadPlacement": _OPERATOR,
     "/sow.v1.AdminService/GetExpiryHorizon": _READ,
     "/sow.v1.AdminService/ListSubscriptions": _OBSERVE,
     "/sow.v1.AdminService/EndSubscription": _WITHDRAWS,

@@ -9,6 +9,7 @@ relations  checks between values
 cells      the configuration of each cell of `--cells`
 private    the one check of files that hold secrets
 described  every setting with its origin, without secrets
+places     the lines of a TOML file
 options    the options of the store, the clock and the links that follow from a `Config`
 """
 
@@ -45,6 +46,7 @@ from sow_server.config.sections import (
     LogConfig,
     MetricsConfig,
     PeerConfig,
+    PlacementConfig,
     ReplicationConfig,
     ServerConfig,
     StorageConfig,
@@ -75,6 +77,7 @@ __all__ = [
     "MetricsConfig",
     "Overrides",
     "PeerConfig",
+    "PlacementConfig",
     "ReplicationConfig",
     "ServerConfig",
     "Setting",

@@ -23,6 +23,8 @@ from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, Pla
 READER_PROCESSES_MAX: Final = 4
 """Reader processes of a server, unless the configuration says how many."""
 PORT_MAX: Final = 65_535
+PLACEMENT: Final = "placement.toml"
+"""The placement file in the data directory of all cells, unless the configuration names one."""
 
 DIFFER: Final = frozenset(
     {
@@ -38,6 +40,7 @@ DIFFER: Final = frozenset(
         ("backup", "root"),
         ("metrics", "listen"),
         ("access", "audit"),
+        ("placement", "cell"),
     }
 )
 """The settings that are not the same at all cells, by table and key ([1])."""
@@ -70,6 +73,8 @@ def reader_processes(cores: int, servers: int = 1) -> int:
 
 def of_cell(config: Config, cell: Cell, complain: Complain) -> Config:
     """The configuration of one cell. Raises the error of `complain` where a port or name cannot follow."""
+    if config.placement.cell:
+        raise complain("placement", "cell", f"contradicts --cells, which names the cells; this one is {cell.name}")
     up = _Ports(config, cell, complain)
     server = config.server
     processes = server.reader_processes
@@ -103,11 +108,16 @@ def of_cell(config: Config, cell: Cell, complain: Complain) -> Config:
         backup=dataclasses.replace(config.backup, root=config.backup.root and config.backup.root / cell.name),
         metrics=dataclasses.replace(config.metrics, listen=up.metrics(config.metrics.listen)),
         access=dataclasses.replace(config.access, audit=_own_file(config.access.audit, cell)),
+        placement=dataclasses.replace(
+            config.placement, cell=cell.name, file=config.placement.file or server.data_dir / PLACEMENT
+        ),
     )
 
 
 def places(config: Config) -> Iterable[Place]:
-    """The places of the settings that `of_cell` sets, for their origin."""
+    """The places of the settings that `of_cell` sets in a configuration, for their origin."""
+    if config.placement.file is None:
+        yield "placement", 0, "file"
     several = {LISTENERS_TABLE: len(config.listener_tables), PEERS_TABLE: len(config.peers)}
     for table, key in DIFFER:
         for number in range(1, several[table] + 1) if table in several else (0,):

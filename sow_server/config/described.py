@@ -47,6 +47,7 @@ def described(config: Config) -> list[Setting]:
         *_section(config, "metrics", config.metrics),
         *_section(config, "access", config.access),
         *([] if config.jwt is None else _section(config, "access.jwt", config.jwt)),
+        *_section(config, "placement", config.placement),
         *_section(config, "tracing", config.tracing),
         *_section(config, "log", config.log),
         *_defaults(config),

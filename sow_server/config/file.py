@@ -53,6 +53,7 @@ from sow_server.config.sections import (
     MetricsConfig,
     PeerConfig,
     Place,
+    PlacementConfig,
     ReplicationConfig,
     ServerConfig,
     StorageConfig,
@@ -118,13 +119,14 @@ def load(
     config = reader.config(tables)
     _check_inline_secrets(reader, config, path, variables)
     config = _override(config, overrides)
+    of_all = config
     if overrides.cell is not None:
         config = of_cell(config, overrides.cell, reader.error)
     check_relations(reader.error, config)
     given |= {(table, 0, key): ORIGIN for table, key in variables}
     given |= dict.fromkeys(overrides.places(), "command line")
     if overrides.cell is not None:
-        given |= dict.fromkeys(places_of_cell(config), "command line")
+        given |= dict.fromkeys(places_of_cell(of_all), "command line")
     return dataclasses.replace(config, given=MappingProxyType(given))
 
 
@@ -256,6 +258,7 @@ class TableReader:
             listener_tables=listeners,
             access=dataclasses.replace(access, audit=self._folder / access.audit),
             jwt=None if jwt_table is None else self.section(JwtConfig, "access.jwt", jwt_table),
+            placement=self._placement(self._table("placement", tables)),
             tracing=self.section(TracingConfig, "tracing", self._table("tracing", tables)),
             log=self.section(LogConfig, "log", self._table("log", tables)),
             defaults=self._defaults(tables),
@@ -319,6 +322,28 @@ class TableReader:
         if metrics.certificate is not None and metrics.key is not None:
             self._check_files(table, CertificateFiles(metrics.certificate, metrics.key), None)
         return metrics
+
+    def _placement(self, given: dict[str, object]) -> PlacementConfig:
+        table = "placement"
+        placement = self.section(PlacementConfig, table, given)
+        self._check_link_files(table, placement)
+        return placement
+
+    def _check_link_files(self, table: str, files: PeerConfig | PlacementConfig) -> None:
+        """The files of TLS by which this server connects to another one."""
+        self._check_together(
+            table,
+            ("certificate", files.certificate, "key", files.key),
+            ("key", files.key, "certificate", files.certificate),
+            ("certificate", files.certificate, "ca", files.ca),
+        )
+        with self._certificates_of(table):
+            if files.ca is not None:
+                read_authorities(files.ca, _now(), key="ca")
+            if files.certificate is not None and files.key is not None:
+                read_pair(files.certificate, files.key, _now())
+        if files.key is not None:
+            self._check_private(table, "key", files.key)
 
     def _listener(self, number: int, given: dict[str, object]) -> ListenerConfig:
         table = LISTENERS_TABLE
@@ -388,19 +413,7 @@ class TableReader:
         table = PEERS_TABLE
         try:
             peer = self.section(PeerConfig, table, given)
-            self._check_together(
-                table,
-                ("certificate", peer.certificate, "key", peer.key),
-                ("key", peer.key, "certificate", peer.certificate),
-                ("certificate", peer.certificate, "ca", peer.ca),
-            )
-            with self._certificates_of(table):
-                if peer.ca is not None:
-                    read_authorities(peer.ca, _now(), key="ca")
-                if peer.certificate is not None and peer.key is not None:
-                    read_pair(peer.certificate, peer.key, _now())
-            if peer.key is not None:
-                self._check_private(table, "key", peer.key)
+            self._check_link_files(table, peer)
             if not split_address(peer.address)[1]:
                 raise self.error(table, "address", f"{peer.address} names no port")
         except ConfigError as error:

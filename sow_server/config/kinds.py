@@ -88,6 +88,7 @@ class Text:
 
 INSTANCE_KIND: Final = Text(INSTANCE_NAME.pattern, "1 to 100 of [A-Za-z0-9_.:-], no leading '_'")
 CLUSTER_KIND: Final = Text(f"(?:{INSTANCE_NAME.pattern})?", "a name as of an instance, or empty for none")
+CELL_KIND: Final = Text(f"(?:{INSTANCE_NAME.pattern})?", "the name of a cell, as that of an instance")
 
 
 @dataclass(frozen=True, slots=True)

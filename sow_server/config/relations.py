@@ -39,6 +39,7 @@ def check_relations(complain: Complain, config: Config) -> None:
     _check_sync_peers(complain, config)
     _check_token(complain, config)
     _check_access(complain, config)
+    _check_placement(complain, config)
 
 
 def _check_server(complain: Complain, config: Config) -> None:
@@ -210,3 +211,13 @@ def _check_access(complain: Complain, config: Config) -> None:
             raise complain("access", "file", f'is needed where a listener has auth = "{kind.value}"')
     if ListenerAuth.JWT in kinds and config.jwt is None:
         raise complain("access.jwt", "", 'is needed where a listener has auth = "jwt"')
+
+
+def _check_placement(complain: Complain, config: Config) -> None:
+    placement = config.placement
+    if placement.file is None:
+        for key in ("cell", "ca"):
+            if getattr(placement, key):
+                raise complain("placement", key, "also needs file: which topics live in which cell")
+    elif not placement.cell:
+        raise complain("placement", "file", "also needs cell: the name of this server's own cell")

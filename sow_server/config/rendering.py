@@ -40,6 +40,7 @@ def render(config: Config) -> str:
         _rendered("metrics", config.metrics),
         _rendered("access", config.access),
         *([] if config.jwt is None else [_rendered("access.jwt", config.jwt)]),
+        _rendered("placement", config.placement),
         _rendered("tracing", config.tracing),
         _rendered("log", config.log),
         _rendered_settings("defaults", DefaultsForm, config.defaults),

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 from sow.durations import DURATION_MICROS_MAX
 from sow_server.certificates import CertificateFiles
 from sow_server.config.kinds import (
+    CELL_KIND,
     CLUSTER_KIND,
     INSTANCE_KIND,
     Address,
@@ -365,6 +366,18 @@ class JwtConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """[placement]: the cell of this server, and the file that says which topics live in which cell (rules C1 to C8).
+    With `ca` it asks other cells over TLS; with `certificate` and `key` it authenticates itself there."""
+
+    cell: str = _knob("", CELL_KIND)
+    file: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a TOML file")))
+    ca: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    certificate: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+    key: Path | None = _knob(None, MayBeAbsent(FilePath("the path of a PEM file")))
+
+
+@dataclass(frozen=True, slots=True)
 class TracingConfig:
     """[tracing]: spans for a collector of OpenTelemetry. Without `endpoint` there are none."""
 
@@ -408,6 +421,7 @@ class Config:
     """[[server.listeners]], in the order of the file; instead of them `listeners` is to be used."""
     access: AccessConfig = AccessConfig()
     jwt: JwtConfig | None = None
+    placement: PlacementConfig = PlacementConfig()
     tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()
     defaults: Declared = field(default_factory=lambda: NOTHING)
@@ -543,6 +557,7 @@ SECTIONS: Final[tuple[tuple[str, type], ...]] = (
     ("metrics", MetricsConfig),
     ("access", AccessConfig),
     ("access.jwt", JwtConfig),
+    ("placement", PlacementConfig),
     ("tracing", TracingConfig),
     ("log", LogConfig),
     ("defaults", DefaultsForm),

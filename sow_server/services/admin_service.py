@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import Final, TypeVar
 
 import structlog
@@ -19,7 +19,7 @@ from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.reading import Counts
 from sow_server.engine.stored import read_header
 from sow_server.engine.values import lifetimes, model
-from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import (
     CAPS,
     Declared,
@@ -126,11 +126,14 @@ class AdminService:
         return admin_pb2.ListTopicsResponse(topics=await self._read(messages))
 
     async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, call: Call) -> admin_pb2.DeleteTopicResponse:
-        call.topic(request.name, whole=True)
+        if request.here:
+            call.stray(request.name)
+        else:
+            call.topic(request.name, whole=True)
         deleted = await self._administration.delete_topic(
             request.name, force=request.force, sees=_views_seen(call, request.name)
         )
-        log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force)
+        log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force, here=request.here)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)
 
     async def SetPolicy(self, request: admin_pb2.SetPolicyRequest, call: Call) -> admin_pb2.SetPolicyResponse:
@@ -173,14 +176,16 @@ class AdminService:
         must be allowed to read them all, and to write them all there. Raises StoreError."""
         target = declared.get("dead_letter")
         if isinstance(target, str) and target:
-            call.require(target, Action.PUBLISH, all_rows=True)
+            with _in_one_cell("settings.dead_letter"):
+                call.require(target, Action.PUBLISH, all_rows=True)
             call.require(topic, Action.READ, whole=True)
 
     def _check_view(self, call: Call, view: ViewDefinition) -> None:
         """The maker of a view must be allowed to read all of its source, which others then see through it (rule V8). A
         source that the caller may not see is refused as one that does not exist. Raises StoreError."""
         try:
-            call.topic(view.source, Action.READ, whole=True)
+            with _in_one_cell("view.source"):
+                call.topic(view.source, Action.READ, whole=True)
         except StoreError as error:
             error.field = "view.source"
             raise
@@ -288,6 +293,20 @@ class AdminService:
         made = await self._read(lambda: self._upkeep.backup(request.name))
         log.info("backup_made", backup=request.name, sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(name=request.name, sequence=made.sequence, bytes=made.bytes)
+
+
+@contextmanager
+def _in_one_cell(field: str) -> Iterator[None]:
+    """Refuses a topic of another cell in a setting of one that is here (rule C6): no client can go there for it."""
+    try:
+        yield
+    except StoreError as error:
+        if error.reason is not Reason.TOPIC_ELSEWHERE:
+            raise
+        told = error.details
+        raise convert.invalid(
+            field, f"{told['topic']!r} lives in the cell {told['cell']}, and must live in this one, {told['from_cell']}"
+        ) from error
 
 
 def _views_seen(call: Call, source: str) -> Callable[[str], bool]:

@@ -140,6 +140,8 @@ class InspectionService:
     async def ListSubscriptions(
         self, request: admin_pb2.ListSubscriptionsRequest, call: Call
     ) -> admin_pb2.ListSubscriptionsResponse:
+        if request.topic:
+            call.check_place(request.topic)
         instance = self._reading.instance
         return admin_pb2.ListSubscriptionsResponse(
             subscriptions=[follower.described(instance) for follower in self._followers.of(request.topic)],

@@ -237,10 +237,12 @@ class LoadService:
     def _owned(self, call: Call, load_id: str) -> Load:
         """A load of the caller, on a topic that it may still load; another one's does not exist. Raises StoreError."""
         load = self._loads.registry.find(load_id)
-        if not call.unrestricted:
-            if not call.owns(load.row.owner):
-                raise load_not_found(load_id)
-            call.topic(load.row.topic, whole=True)
+        if call.unrestricted:
+            call.require(load.row.topic)
+            return load
+        if not call.owns(load.row.owner):
+            raise load_not_found(load_id)
+        call.topic(load.row.topic, whole=True)
         return load
 
     async def GetLoad(self, request: load_pb2.GetLoadRequest, call: Call) -> load_pb2.GetLoadResponse:
@@ -267,6 +269,7 @@ class LoadService:
                 if (not request.topic or load.row.topic == request.topic)
                 and call.owns(load.row.owner)
                 and call.may(Action.LOAD, load.row.topic)
+                and call.is_here(load.row.topic)
             ]
         )
 

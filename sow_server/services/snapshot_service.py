@@ -157,12 +157,13 @@ class SnapshotService:
     def _check_owner(self, call: Call, export_id: str) -> None:
         """An export of another caller does not exist, and neither does one with more than the caller may read by now.
         Raises StoreError."""
-        if call.unrestricted:
-            return
         owner = self._exports.owner(export_id)
         if owner is not None and not call.owns(owner):
             raise not_found(export_id, NEVER_OPENED)
         export = self._exports.find(export_id)
+        if call.unrestricted:
+            call.require(export.topic.name)
+            return
         if call.topic(export.topic.name).restriction not in (UNRESTRICTED, export.restriction):
             raise not_found(export_id, NOT_PERMITTED)
 

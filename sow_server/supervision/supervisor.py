@@ -30,7 +30,7 @@ import structlog
 from sow_server import logs
 from sow_server.config import Config
 from sow_server.engine.opening import claim_directory, in_use
-from sow_server.supervision import directories
+from sow_server.supervision import directories, placement_file
 from sow_server.supervision.output import Lines, Output
 from sow_server.supervision.pauses import Pauses
 
@@ -62,13 +62,14 @@ class Starting:
 
 def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str]) -> int:
     """Starts all cells and watches them until it is told to stop; returns the exit code. `arguments`: those of each
-    cell; `once`: those of its first start alone. Raises CannotStart, OpenError."""
+    cell; `once`: those of its first start alone. Raises CannotStart, ConfigError, OpenError."""
     first = next(iter(cells.values()))
     data_dir = first.server.data_dir.parent
     logs.configure(first.log)
     claim = claim_directory(data_dir)
     try:
         directories.check_cells(data_dir, len(cells))
+        placement_file.prepare(cells)
         starting = [
             Starting(name, config.server.data_dir, (*arguments, "--cell", name), tuple(once))
             for name, config in cells.items()

@@ -55,6 +55,16 @@ def _address(cells: ServerProcess, name: str) -> str:
     return str([event["address"] for event in cells.events("cell_ready") if event["cell"] == name][-1])
 
 
+def _place_trades(cells: ServerProcess) -> None:
+    """As a user does it: a line more, the next version, SIGHUP."""
+    file = cells.data / "placement.toml"
+    text = file.read_text().replace("version = 1", "version = 2")
+    file.write_text(text + '[[topics]]\npattern = "trades"\ncell = "cell-2"\n')
+    cells.signal(signal.SIGHUP)
+    until(lambda: len(cells.events("placement_reloaded")) == 2, WAIT_SECONDS, "both to read the file")
+    assert {event["cell"] for event in cells.events("placement_reloaded")} == {"cell-1", "cell-2"}
+
+
 def _ready_times(cells: ServerProcess, name: str) -> int:
     return len([event for event in cells.events("cell_ready") if event["cell"] == name])
 
@@ -67,8 +77,8 @@ def test_a_cell_that_is_killed_comes_back_with_its_data_while_the_other_serves(c
     assert ready["addresses"] == [cells.address, f"{host}:{int(port) + 1}"]
     with Client(_address(cells, "cell-1")) as first, Client(_address(cells, "cell-2")) as second:
         first.publish("orders", {"id": 1}, key="1")
+        _place_trades(cells)
         second.publish("trades", {"id": 2}, key="2")
-        assert [topic.name for topic in first.topics()] == ["orders"]
         settings = {(one.table, one.key): one for one in second.config()}
         assert settings["server", "data_dir"].value == f'"{cells.data}/cell-2"'
         assert settings["server", "data_dir"].origin == "command line"

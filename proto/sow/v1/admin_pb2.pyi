@@ -934,19 +934,25 @@ class DeleteTopicRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The topic's name."""
     force: _builtins.bool
     """true: also while a peer has not received all changes of the topic. The peer then never receives them (rule T5)."""
+    here: _builtins.bool
+    """true: delete the copy that exists in this cell, although the topic is placed in another one (rule C5). It needs the
+    permission operator, and is refused for a topic that is placed here.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         force: _builtins.bool = ...,
+        here: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "here", b"here", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1083,6 +1089,286 @@ class GetStatusResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__disk_size_bytes) -> _WhichOneofReturnType__disk_size_bytes | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetPlacementRequest(_message.Message):
+    """A request for the placement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """A topic, which need not exist: the answer tells its cell. Empty: none."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlacementRequest: _TypeAlias = GetPlacementRequest  # noqa: Y015
+
+@_typing.final
+class GetPlacementResponse(_message.Message):
+    """The placement of topics in cells, as far as the caller may know it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CELLS_FIELD_NUMBER: _builtins.int
+    TOPIC_CELL_FIELD_NUMBER: _builtins.int
+    DEFAULT_CELL_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    STRAYS_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    cell: _builtins.str
+    """The cell of this server, from `[placement] cell`. Empty: this server has no placement, and the rest is empty, too."""
+    version: _builtins.int
+    """The version of the placement file."""
+    digest: _builtins.str
+    """SHA-256 of the placement, in hexadecimal digits: equal at all servers that have the same."""
+    topic_cell: _builtins.str
+    """The cell of the topic of the request. Empty: none was given, or the caller has no grant on it."""
+    default_cell: _builtins.str
+    """The cell of topics that no pattern names. Only with the permission observe, as all that follows."""
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cell]:
+        """All cells, by name. Only for an identity."""
+
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedTopics]:
+        """The patterns, in their order: the first that matches counts."""
+
+    @_builtins.property
+    def strays(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stray]:
+        """Topics that exist here although they are placed in another cell."""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___CellProblem]:
+        """The cells that another placement, or nobody, answers for."""
+
+    def __init__(
+        self,
+        *,
+        cell: _builtins.str = ...,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        cells: _abc.Iterable[Global___Cell] | None = ...,
+        topic_cell: _builtins.str = ...,
+        default_cell: _builtins.str = ...,
+        topics: _abc.Iterable[Global___PlacedTopics] | None = ...,
+        strays: _abc.Iterable[Global___Stray] | None = ...,
+        problems: _abc.Iterable[Global___CellProblem] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "strays", b"strays", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlacementResponse: _TypeAlias = GetPlacementResponse  # noqa: Y015
+
+@_typing.final
+class Cell(_message.Message):
+    """A cell: a server with its replicas."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    @_builtins.property
+    def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its addresses, in the order in which a client tries them."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        servers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "servers", b"servers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cell: _TypeAlias = Cell  # noqa: Y015
+
+@_typing.final
+class PlacedTopics(_message.Message):
+    """Topics that a pattern places."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATTERN_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    pattern: _builtins.str
+    """A regular expression for the whole name of a topic."""
+    cell: _builtins.str
+    """The cell of the topics that match."""
+    def __init__(
+        self,
+        *,
+        pattern: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "pattern", b"pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedTopics: _TypeAlias = PlacedTopics  # noqa: Y015
+
+@_typing.final
+class Stray(_message.Message):
+    """A topic that exists here and is placed elsewhere. It is not served (rule C5)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    LAST_CHANGE_MICROS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    cell: _builtins.str
+    """The cell that it is placed in."""
+    records: _builtins.int
+    """Its live records here."""
+    last_change_micros: _builtins.int
+    """The time of its last change here, in microseconds since 1970; 0: it has no record."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        cell: _builtins.str = ...,
+        records: _builtins.int = ...,
+        last_change_micros: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "last_change_micros", b"last_change_micros", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stray: _TypeAlias = Stray  # noqa: Y015
+
+@_typing.final
+class CellProblem(_message.Message):
+    """Trouble with the placement of a cell."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CellProblem._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: CellProblem._Kind.ValueType  # 0
+        """Never used."""
+        KIND_DIFFERS: CellProblem._Kind.ValueType  # 1
+        """It has another placement, or none, or says that it is another cell."""
+        KIND_UNREACHABLE: CellProblem._Kind.ValueType  # 2
+        """None of its addresses answers."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """The kinds of trouble."""
+
+    KIND_UNSPECIFIED: CellProblem.Kind.ValueType  # 0
+    """Never used."""
+    KIND_DIFFERS: CellProblem.Kind.ValueType  # 1
+    """It has another placement, or none, or says that it is another cell."""
+    KIND_UNREACHABLE: CellProblem.Kind.ValueType  # 2
+    """None of its addresses answers."""
+
+    CELL_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SINCE_MICROS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    cell: _builtins.str
+    """The cell."""
+    kind: Global___CellProblem.Kind.ValueType
+    """The kind."""
+    since_micros: _builtins.int
+    """Since when, in microseconds since 1970, by the clock of this server."""
+    message: _builtins.str
+    """For people: the address and its answer. Never parse it."""
+    def __init__(
+        self,
+        *,
+        cell: _builtins.str = ...,
+        kind: Global___CellProblem.Kind.ValueType = ...,
+        since_micros: _builtins.int = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "kind", b"kind", "message", b"message", "since_micros", b"since_micros"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellProblem: _TypeAlias = CellProblem  # noqa: Y015
+
+@_typing.final
+class ReloadPlacementRequest(_message.Message):
+    """A request to read the placement file again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPlacementRequest: _TypeAlias = ReloadPlacementRequest  # noqa: Y015
+
+@_typing.final
+class ReloadPlacementResponse(_message.Message):
+    """The placement is in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    ENDED_CALLS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Its version."""
+    digest: _builtins.str
+    """Its digest, as in GetPlacementResponse."""
+    changed: _builtins.bool
+    """True if it differs from the one before."""
+    ended_calls: _builtins.int
+    """Calls that were ended, because their topics live in another cell now."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+        ended_calls: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "digest", b"digest", "ended_calls", b"ended_calls", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadPlacementResponse: _TypeAlias = ReloadPlacementResponse  # noqa: Y015
 
 @_typing.final
 class DescribeInstanceRequest(_message.Message):

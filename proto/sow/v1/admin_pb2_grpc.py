@@ -80,6 +80,16 @@ class AdminServiceStub(object):
                 request_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
                 response_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
                 _registered_method=True)
+        self.GetPlacement = channel.unary_unary(
+                '/sow.v1.AdminService/GetPlacement',
+                request_serializer=sow_dot_v1_dot_admin__pb2.GetPlacementRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.GetPlacementResponse.FromString,
+                _registered_method=True)
+        self.ReloadPlacement = channel.unary_unary(
+                '/sow.v1.AdminService/ReloadPlacement',
+                request_serializer=sow_dot_v1_dot_admin__pb2.ReloadPlacementRequest.SerializeToString,
+                response_deserializer=sow_dot_v1_dot_admin__pb2.ReloadPlacementResponse.FromString,
+                _registered_method=True)
         self.GetExpiryHorizon = channel.unary_unary(
                 '/sow.v1.AdminService/GetExpiryHorizon',
                 request_serializer=sow_dot_v1_dot_admin__pb2.GetExpiryHorizonRequest.SerializeToString,
@@ -266,6 +276,22 @@ class AdminServiceServicer(object):
     def DescribeInstance(self, request, context):
         """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
         that may call anything may call it. Clients with several addresses choose by it (rule F1).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPlacement(self, request, context):
+        """Tells the cell of this server, and the placement of topics in cells (rules C1 to C7). Everybody may call it: without
+        a credential it tells the cell, the version and the digest; to every identity also the cells with their addresses;
+        with the permission observe all of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadPlacement(self, request, context):
+        """Reads the placement file again, all or nothing (rule C4).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -489,6 +515,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DescribeInstance,
                     request_deserializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.FromString,
                     response_serializer=sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.SerializeToString,
+            ),
+            'GetPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlacement,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.GetPlacementRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.GetPlacementResponse.SerializeToString,
+            ),
+            'ReloadPlacement': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadPlacement,
+                    request_deserializer=sow_dot_v1_dot_admin__pb2.ReloadPlacementRequest.FromString,
+                    response_serializer=sow_dot_v1_dot_admin__pb2.ReloadPlacementResponse.SerializeToString,
             ),
             'GetExpiryHorizon': grpc.unary_unary_rpc_method_handler(
                     servicer.GetExpiryHorizon,
@@ -855,6 +891,60 @@ class AdminService(object):
             '/sow.v1.AdminService/DescribeInstance',
             sow_dot_v1_dot_admin__pb2.DescribeInstanceRequest.SerializeToString,
             sow_dot_v1_dot_admin__pb2.DescribeInstanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/GetPlacement',
+            sow_dot_v1_dot_admin__pb2.GetPlacementRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.GetPlacementResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadPlacement(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sow.v1.AdminService/ReloadPlacement',
+            sow_dot_v1_dot_admin__pb2.ReloadPlacementRequest.SerializeToString,
+            sow_dot_v1_dot_admin__pb2.ReloadPlacementResponse.FromString,
             options,
             channel_credentials,
             insecure,

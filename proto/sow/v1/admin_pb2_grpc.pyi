@@ -55,6 +55,13 @@ class AdminServiceStub:
     """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
     that may call anything may call it. Clients with several addresses choose by it (rule F1).
     """
+    GetPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetPlacementRequest, _admin_pb2.GetPlacementResponse]
+    """Tells the cell of this server, and the placement of topics in cells (rules C1 to C7). Everybody may call it: without
+    a credential it tells the cell, the version and the digest; to every identity also the cells with their addresses;
+    with the permission observe all of it.
+    """
+    ReloadPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReloadPlacementRequest, _admin_pb2.ReloadPlacementResponse]
+    """Reads the placement file again, all or nothing (rule C4)."""
     GetExpiryHorizon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     ListSubscriptions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]
@@ -137,6 +144,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
     that may call anything may call it. Clients with several addresses choose by it (rule F1).
     """
+    GetPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetPlacementRequest, _admin_pb2.GetPlacementResponse]  # type: ignore[assignment]
+    """Tells the cell of this server, and the placement of topics in cells (rules C1 to C7). Everybody may call it: without
+    a credential it tells the cell, the version and the digest; to every identity also the cells with their addresses;
+    with the permission observe all of it.
+    """
+    ReloadPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReloadPlacementRequest, _admin_pb2.ReloadPlacementResponse]  # type: ignore[assignment]
+    """Reads the placement file again, all or nothing (rule C4)."""
     GetExpiryHorizon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]  # type: ignore[assignment]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     ListSubscriptions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]  # type: ignore[assignment]
@@ -270,6 +284,25 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells which instance this is, and whether it serves: at once, and on request again with each change. Every caller
         that may call anything may call it. Clients with several addresses choose by it (rule F1).
         """
+
+    @_abc_1.abstractmethod
+    def GetPlacement(
+        self,
+        request: _admin_pb2.GetPlacementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetPlacementResponse, _abc.Awaitable[_admin_pb2.GetPlacementResponse]]:
+        """Tells the cell of this server, and the placement of topics in cells (rules C1 to C7). Everybody may call it: without
+        a credential it tells the cell, the version and the digest; to every identity also the cells with their addresses;
+        with the permission observe all of it.
+        """
+
+    @_abc_1.abstractmethod
+    def ReloadPlacement(
+        self,
+        request: _admin_pb2.ReloadPlacementRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ReloadPlacementResponse, _abc.Awaitable[_admin_pb2.ReloadPlacementResponse]]:
+        """Reads the placement file again, all or nothing (rule C4)."""
 
     @_abc_1.abstractmethod
     def GetExpiryHorizon(

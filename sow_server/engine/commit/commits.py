@@ -95,6 +95,11 @@ class Commits:
         run_round()
         return whole
 
+    def refuse_elsewhere(self, refusal: Callable[[str], StoreError | None]) -> None:
+        """From now on, requests for topics are refused for which `refusal`, called by the writer's thread, says why.
+        Before the writer starts. After a change of what it says, and a `barrier`, none of the others is under way."""
+        self._writer.elsewhere = refusal
+
     def barrier(self) -> Pending[None]:
         """Answered once every commit whose staging had begun before is durable. Requests that are staged later heed the
         followers that a topic has now. Raises StoreError."""

@@ -49,7 +49,13 @@ from sow_server.engine.values.model import MICROS, Durability, Publish
 
 log = structlog.get_logger(__name__)
 
-AT_FAULT: Final = (Reason.TOPIC_NOT_FOUND, Reason.KEY_REQUIRED, Reason.KEY_NOT_ALLOWED, Reason.VIEW_READ_ONLY)
+AT_FAULT: Final = (
+    Reason.TOPIC_NOT_FOUND,
+    Reason.TOPIC_ELSEWHERE,
+    Reason.KEY_REQUIRED,
+    Reason.KEY_NOT_ALLOWED,
+    Reason.VIEW_READ_ONLY,
+)
 """A topic or its keys are at fault: the records of such a request are refused, and the stream goes on (rule P4)."""
 ASIDE_MAX: Final = 32
 """Items that do not fit into a commit before it is written as it is: to look at each costs its keys and its heads."""
@@ -65,6 +71,8 @@ class Writer:
         self._observer = observer
         self.create_topic: Callable[[str], TopicStep] | None = None
         """The step that creates a topic at the first publish to it; None: a publish creates none. Set before any."""
+        self.elsewhere: Callable[[str], StoreError | None] | None = None
+        """The refusal of a topic that lives in another cell (rule C4); None: there are no cells. Set before any."""
         self.queue: Final = WriteQueue(
             requests_max=options.queue_requests_max, bytes_max=options.queue_bytes_max, shared=options.queue_shared
         )
@@ -281,6 +289,9 @@ class Writer:
         request, topic, job.refused = job.request, job.topic, None
         if isinstance(request, Publish) and request.channel is not None and self._ends_broken(job):
             return False
+        # Once more, as it may have moved since the request was let in: behind a reload nothing is applied here.
+        if self.elsewhere is not None and (moved := self.elsewhere(request.topic)) is not None:
+            return self._refuse(job, moved)
         if topic is not None:
             if self._topics.by_id.get(topic.id) is topic:
                 if job.settings is topic.settings:

@@ -119,7 +119,7 @@ class Places:
             if self._watches_of[connection] < WATCHES_PER_CONNECTION_MAX and self._watches.take(caller):
                 self._watches_of[connection] += 1
                 return Place(self._watches, caller, self._watches_of, connection)
-        elif need.scope is Scope.OPEN:
+        elif need.scope in (Scope.OPEN, Scope.TIERED):
             if self._checks.take(caller):
                 return Place(self._checks, caller)
         else:

@@ -150,7 +150,7 @@ class CallAdmission:
     async def request(self, need: Need, context: Context) -> Received:
         """The one request of a call. It is read only now: callers that are not admitted send nothing into memory, and
         none keeps its place without sending one. Raises StoreError."""
-        arrivals = self._open_arrivals if need.scope is Scope.OPEN else self._arrivals
+        arrivals = self._open_arrivals if need.scope in (Scope.OPEN, Scope.TIERED) else self._arrivals
         try:
             received = await arrivals.of(context.read())
         except TimeoutError:

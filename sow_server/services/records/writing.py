@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from sow_server.access.caller import Call, Granted
 from sow_server.access.needs import Action
@@ -24,13 +25,16 @@ from sow_server.engine.values.model import (
 from sow_server.filters.restriction import UNRESTRICTED
 from sow_server.query.filtering import permitted, rows_filter
 
+_OF_RECORDS: Final = frozenset({Reason.TOPIC_NOT_FOUND, Reason.TOPIC_ELSEWHERE})
+"""Refusals of the records of one request of a stream, which goes on."""
+
 
 def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
     """Checks that a publish is allowed, and makes the writer judge its records if the caller may write only some.
     `dynamic`: it creates a topic that does not exist. Raises StoreError."""
+    restriction = call.require(publish.topic, Action.PUBLISH).restriction
     if call.unrestricted:
         return
-    restriction = call.require(publish.topic, Action.PUBLISH).restriction
     removing = restriction if publish.removals is None else call.require(publish.topic, Action.DELETE).restriction
     if publish.publisher is not None:
         publish.publisher = own_publisher(call, publish.publisher)
@@ -50,10 +54,10 @@ def permit_publish(call: Call, publish: Publish, *, dynamic: bool) -> None:
 
 
 def refuse_in_stream(call: Call, publish: Publish, error: StoreError) -> None:
-    """Makes the writer refuse each record of a request of a stream whose topic does not exist for the caller: in its
-    place among the others, as the publisher has to remember it (rule P4). Raises any other error, and this one for a
-    caller that may publish nowhere: it gets no commits."""
-    if error.reason is not Reason.TOPIC_NOT_FOUND or not publish.payloads or not call.may_ever:
+    """Makes the writer refuse each record of a request of a stream whose topic does not exist for the caller, or lives
+    in another cell: in its place among the others, as the publisher has to remember it (rule P4). Raises any other
+    error, and this one for a caller that may publish nowhere: it gets no commits."""
+    if error.reason not in _OF_RECORDS or not publish.payloads or not call.may_ever:
         raise error
     position = publish.publisher
     if position is not None and "/" not in position.publisher_id:  # refused before it got its stored name
@@ -79,7 +83,9 @@ def check_lifetime(topic: Topic, lifetime: Lifetime, now_micros: int) -> None:
 
 def permit_touch(call: Call, touch: Touch) -> None:
     """As `permit_publish`, for a touch."""
-    if not call.unrestricted:
+    if call.unrestricted:
+        call.require(touch.topic, Action.PUBLISH)
+    else:
         touch.permits = permitted(*call.topic(touch.topic, Action.PUBLISH))
 
 
@@ -121,9 +127,9 @@ def own_publisher(call: Call, position: PublisherPosition) -> PublisherPosition:
 def permit_load(call: Call, topic: str, *, dynamic: bool) -> None:
     """Checks that a load is allowed: it replaces all records of a topic, so a caller with rows may not. Raises
     StoreError."""
+    call.require(topic, Action.LOAD)
     if call.unrestricted:
         return
-    call.require(topic, Action.LOAD)
     if call.existing(topic) is None and dynamic and call.may_create(topic):
         call.creates("topics", topic)
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, cast
 
@@ -369,13 +369,14 @@ def restamp(request: admin_pb2.RestampRequest) -> tuple[RestampMode, Lifetime]:
 # --- responses -------------------------------------------------------------------------------------------------------
 
 
-def refusal(entry: Refusal) -> types_pb2.Refusal:
-    """A refused record."""
+def refusal(entry: Refusal, details: Mapping[str, str] | None = None) -> types_pb2.Refusal:
+    """A refused record. `details`: those of the error that refused its request."""
     return types_pb2.Refusal(
         index=entry.index,
         reason=types_pb2.ErrorReason.ValueType(entry.reason.value),
         message=entry.message,
         current_version=entry.current_version,
+        details=details,
     )
 
 
@@ -406,10 +407,12 @@ def results(outcome: Outcome) -> list[sow_pb2.PublishResult]:
 
 def stream_response(outcome: Outcome, journal_epoch: str) -> sow_pb2.PublishStreamResponse:
     """The answer to one request of a publish stream."""
+    refused = outcome.refused
+    elsewhere = refused.details if refused is not None and refused.reason is Reason.TOPIC_ELSEWHERE else None
     return sow_pb2.PublishStreamResponse(
         applied=outcome.applied,
         duplicates=outcome.duplicates,
-        refusals=[refusal(entry) for entry in outcome.refusals],
+        refusals=[refusal(entry, elsewhere) for entry in outcome.refusals],
         last_version=outcome.last_version,
         last_sequence=outcome.last_sequence,
         durability=types_pb2.Durability.ValueType(outcome.durability),

@@ -287,6 +287,12 @@ ADMIN_CASES: Final = (
     ),
     Case("AdminService.GetStatus", _constant(admin_pb2.GetStatusRequest())),
     Case("AdminService.DescribeInstance", _constant(admin_pb2.DescribeInstanceRequest())),
+    Case("AdminService.GetPlacement", _constant(admin_pb2.GetPlacementRequest())),
+    Case(
+        "AdminService.ReloadPlacement",
+        _constant(admin_pb2.ReloadPlacementRequest()),
+        fails="INVALID_ARGUMENT",  # this server has none
+    ),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest(topic="orders"))),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest()), "of all topics"),
     Case("AdminService.ListSubscriptions", _constant(admin_pb2.ListSubscriptionsRequest())),

@@ -125,10 +125,19 @@ def _same(written: bytes) -> bytes:
 
 def reason_of_call(call: OpenCall) -> str:
     """The reason in the ErrorInfo of the status of a call that has ended; "": it has none."""
+    return str(_info_of_call(call).reason)
+
+
+def details_of_call(call: OpenCall) -> dict[str, str]:
+    """The details in that ErrorInfo."""
+    return dict(_info_of_call(call).metadata)
+
+
+def _info_of_call(call: OpenCall) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo()
     for name, value in call.trailing_metadata() or ():
         if name == "grpc-status-details-bin" and isinstance(value, bytes):
-            info = error_details_pb2.ErrorInfo()
             for detail in status_pb2.Status.FromString(value).details:
                 if detail.Unpack(info):
-                    return str(info.reason)
-    return ""
+                    return info
+    return error_details_pb2.ErrorInfo()

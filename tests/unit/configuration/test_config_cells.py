@@ -32,6 +32,7 @@ SAME: Final = {
     "peer_max_lag_bytes peer_max_lag_age",
     "replication.peers": "topics mode filter ca certificate key token_file",
     "metrics": "certificate key token_file",
+    "placement": "file ca certificate key",
     "access": "file audit_reads audit_bytes_max audit_files",
     "access.jwt": "jwks issuer audience algorithms claim",
     "tracing": "endpoint sample_every",
@@ -82,10 +83,9 @@ def test_exactly_these_settings_differ_and_tell_the_command_line_as_their_origin
         changed = {place for place, one in cell.items() if one.value != whole[place].value}
         ports = {("server.listeners", 1, "listen"), ("server.listeners", 2, "listen"), ("metrics", 0, "listen")}
         ports |= {("replication.peers", 1, "address")}
-        wanted = {place for place in cell if (place[0], place[2]) in DIFFER} - (ports if cell is first else set())
-        assert changed == wanted
-        told = {place for place, one in cell.items() if one.origin == "command line"}
-        assert told == {place for place in cell if (place[0], place[2]) in DIFFER}
+        derived = {place for place in cell if (place[0], place[2]) in DIFFER | {("placement", "file")}}
+        assert changed == derived - (ports if cell is first else set())
+        assert {place for place, one in cell.items() if one.origin == "command line"} == derived
     apart = {place for place, one in second.items() if one.value != first[place].value}
     assert {(table, key) for table, _, key in apart} == DIFFER - {("server", "listen"), ("server", "reader_processes")}
 
@@ -100,6 +100,13 @@ def test_the_values_of_a_cell(write: Write, tmp_path: Path) -> None:
     assert third.access.audit == tmp_path / "log" / "audit-cell-3.jsonl"
     assert third.replication.accept == ("ldn.cell-3",)
     assert [(peer.name, peer.address) for peer in third.peers] == [("ldn.cell-3", "127.0.0.1:7554")]
+    assert (third.placement.cell, third.placement.file) == ("cell-3", tmp_path / "data" / "placement.toml")
+
+
+def test_a_placement_file_of_the_configuration_is_that_of_all_cells(write: Write, tmp_path: Path) -> None:
+    second = _cells(write('[placement]\nfile = "place.toml"\n'), 2)[1]
+    assert (second.placement.cell, second.placement.file) == ("cell-2", tmp_path / "place.toml")
+    assert second.given["placement", 0, "file"] == "file"
 
 
 def test_no_two_cells_share_a_port_whatever_is_side_by_side(write: Write) -> None:
@@ -123,6 +130,11 @@ def test_a_name_that_is_empty_stays_so_and_a_root_that_is_none(write: Write) -> 
         ('[server]\nlisten = "127.0.0.1:0"\n', 2, "[server] listen: 127.0.0.1:0 names no port, from which those of"),
         ('[server]\nlisten = "127.0.0.1:65534"\n', 3, "[server] listen: the port of cell-3, 65536, is above 65535"),
         ('[metrics]\nlisten = "127.0.0.1:65535"\n', 2, "[metrics] listen: the port of cell-2, 65536, is above 65535"),
+        (
+            '[placement]\ncell = "a"\nfile = "p.toml"\n',
+            2,
+            "[placement] cell: contradicts --cells, which names the cells",
+        ),
         (f'[server]\ninstance = "{"n" * 95}"\n', 2, "has more than 100 characters"),
     ],
 )

@@ -13,11 +13,13 @@ import pytest
 import structlog
 
 from sow_server import logs
-from sow_server.config import LogConfig
+from sow_server.config import Config, ConfigError, LogConfig, Overrides, all_cells, load
 from sow_server.engine.values.errors import OpenError
+from sow_server.placement import load_placement
 from sow_server.supervision import directories
 from sow_server.supervision.output import LINE_BYTES_MAX, Lines, Output
 from sow_server.supervision.pauses import PAUSE_SECONDS_MAX, WELL_SECONDS, Pauses
+from sow_server.supervision.placement_file import prepare, to_make
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +179,92 @@ def test_fewer_cells_than_have_data_are_refused(tmp_path: Path) -> None:
         OpenError, match="has the data of cell-3, cell-4, which --cells 2 does not serve; start with --c"
     ):
         directories.check_cells(tmp_path, 2)
+
+
+# --- the placement ---------------------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A configuration that several cells have, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made = folder / "sow-data" / "placement.toml"
+
+    def cells(self, of: int, config: str = "") -> dict[str, Config]:
+        path = self.folder / "sow.toml"
+        path.write_text(config)
+        return {cell.name: load(path, Overrides(cell=cell)) for cell in all_cells(of, 2)}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_file_that_is_made_names_all_cells_and_is_made_anew_with_a_higher_version(machine: Machine) -> None:
+    prepare(machine.cells(2))
+    placement = load_placement(machine.made)
+    assert (placement.version, placement.default, placement.topics) == (1, "cell-1", ())
+    assert dict(placement.cells) == {"cell-1": ("127.0.0.1:7450",), "cell-2": ("127.0.0.1:7451",)}
+    before = machine.made.stat()
+    prepare(machine.cells(2))
+    assert machine.made.stat() == before, "the same file"
+    prepare(machine.cells(3, '[server]\nlisten = "127.0.0.1:7500"\n'))
+    placement = load_placement(machine.made)
+    assert (placement.version, placement.cells["cell-3"]) == (2, ("127.0.0.1:7502",))
+    prepare(machine.cells(1))
+    assert (load_placement(machine.made).version, list(load_placement(machine.made).cells)) == (3, ["cell-1"])
+    assert [file.name for file in machine.made.parent.iterdir()] == ["placement.toml"]
+
+
+def test_a_file_that_somebody_changed_is_never_written(machine: Machine) -> None:
+    prepare(machine.cells(2))
+    changed = machine.made.read_text() + '[[topics]]\npattern = "trades"\ncell = "cell-2"\n'
+    machine.made.write_text(changed)
+    prepare(machine.cells(2))
+    with pytest.raises(ConfigError) as refused:
+        prepare(machine.cells(3))
+    assert str(refused.value) == f"{machine.made}: [cells] has no cell-3, which --cells 3 starts"
+    with pytest.raises(ConfigError) as refused:
+        prepare(machine.cells(2, '[server]\nlisten = "127.0.0.1:7500"\n'))
+    assert str(refused.value) == (
+        f"{machine.made}: [cells] cell-1: none of its addresses has the port where cell-1 listens, 7500"
+    )
+    assert machine.made.read_text() == changed
+
+
+def test_a_file_of_the_configuration_is_never_written_and_may_name_other_hosts(machine: Machine) -> None:
+    own = machine.folder / "place.toml"
+    config = '[server]\nlisten = "0.0.0.0:7450"\ninsecure = true\n[placement]\nfile = "place.toml"\n'
+    with pytest.raises(ConfigError, match=r"place\.toml: cannot be read"):
+        prepare(machine.cells(2, config))
+    text = (
+        'version = 1\ndefault = "cell-1"\n[cells]\ncell-1 = ["a:7450"]\ncell-2 = ["b:1", "a:7451"]\nfar = ["c:7450"]\n'
+    )
+    own.write_text(text)
+    prepare(machine.cells(2, config))
+    assert own.read_text() == text
+    assert not machine.made.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('[server]\nlisten = "0.0.0.0:7450"\ninsecure = true\n', "each cell is: 0.0.0.0:7450 names no host"),
+        ('[server]\nlisten = "[::]:7450"\ninsecure = true\n', r"each cell is: \[::\]:7450 names no host"),
+        (
+            '[[server.listeners]]\nlisten = "127.0.0.1:7450"\n[[server.listeners]]\nlisten = "127.0.0.1:7451"\n',
+            "each listens on several addresses",
+        ),
+    ],
+)
+def test_without_one_address_for_clients_a_file_is_asked_for(machine: Machine, config: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        prepare(machine.cells(2, config))
+    assert not machine.made.exists()
+
+
+def test_a_check_makes_nothing(machine: Machine) -> None:
+    assert 'cell-2 = ["127.0.0.1:7451"]' in to_make(machine.cells(2))
+    assert not machine.made.parent.exists()

@@ -1,0 +1,35 @@
+"""The lines of a TOML file, for messages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+_HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[((?:[^]["']|"[^"]*"|'[^']*')+)\])""")
+
+
+class TomlPlaces:
+    """The lines of the headings of a file: TOML values do not know theirs."""
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._lines: dict[str, list[int]] = {}
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it was removed since it was read; its lines are for messages only
+            text = ""
+        for number, line in enumerate(text.splitlines(), 1):
+            if (heading := _HEADING.match(line)) is not None:
+                name = re.sub(r"[\s\"']", "", heading[1] or heading[2])
+                self._lines.setdefault(name, []).append(number)
+
+    def line(self, name: str, index: int = 0) -> int | None:
+        """The line of the heading `[name]`, or of the heading `[[name]]` number `index`, from 0."""
+        lines = self._lines.get(re.sub(r"[\s\"']", "", name), [])
+        return lines[index] if index < len(lines) else None
+
+    def of(self, name: str, index: int) -> str:
+        """The place of the heading `[[name]]` number `index`, from 0."""
+        line = self.line(name, index)
+        return f"{self._name}{'' if line is None else f':{line}'} {name}[{index}]"

@@ -1,0 +1,94 @@
+"""The part of `sow.v1.AdminService` for cells: the placement of topics, and its reload."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+
+from sow.v1 import admin_pb2
+from sow_server.access.caller import Call
+from sow_server.access.needs import Action
+from sow_server.cells import NO_PLACEMENT, Cells
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.doors import Reads
+from sow_server.engine.values.errors import Reason, StoreError
+
+
+class PlacementService:
+    """Asks the cells, translates; owns nothing."""
+
+    def __init__(self, reading: Reads, cells: Cells | None, readers: Executor) -> None:
+        """`cells` None: this server has no placement."""
+        self._reading = reading
+        self._cells = cells
+        self._readers = readers
+
+    async def GetPlacement(self, request: admin_pb2.GetPlacementRequest, call: Call) -> admin_pb2.GetPlacementResponse:
+        cells = self._cells
+        if cells is None:
+            return admin_pb2.GetPlacementResponse()
+        places = cells.places
+        placement = places.placement
+        response = admin_pb2.GetPlacementResponse(cell=places.cell, version=placement.version, digest=places.digest)
+        if not call.is_known:
+            return response
+        response.cells.extend(
+            [admin_pb2.Cell(name=name, servers=servers) for name, servers in sorted(placement.cells.items())]
+        )
+        if request.topic and call.sees(request.topic):
+            response.topic_cell = places.elsewhere(request.topic) or places.cell
+        if not call.may(Action.OBSERVE):
+            return response
+        response.default_cell = placement.default
+        response.topics.extend(
+            [admin_pb2.PlacedTopics(pattern=placed.pattern, cell=placed.cell) for placed in placement.topics]
+        )
+        strays = call.strays()
+        run = asyncio.get_running_loop().run_in_executor
+        response.strays.extend(await run(self._readers, self._described, strays))
+        response.problems.extend(
+            [
+                admin_pb2.CellProblem(
+                    cell=problem.cell,
+                    kind=admin_pb2.CellProblem.Kind.ValueType(problem.kind.value),
+                    since_micros=problem.since_micros,
+                    message=problem.message,
+                )
+                for problem in cells.problems.values()
+            ]
+        )
+        return response
+
+    def _described(self, strays: Sequence[tuple[Topic, str]]) -> list[admin_pb2.Stray]:
+        counts = self._reading.cuts.counts([topic for topic, _ in strays])
+        found: list[admin_pb2.Stray] = []
+        with closing(self._reading.cuts.journal()) as journal:
+            for topic, cell in strays:
+                last = topic.statistics.last_sequence
+                commit = journal.commit_before(last) if last else None
+                found.append(
+                    admin_pb2.Stray(
+                        topic=topic.name,
+                        cell=cell,
+                        records=counts[topic.id].live if topic.id in counts else 0,
+                        last_change_micros=0 if commit is None else commit.commit_time_micros,
+                    )
+                )
+        return found
+
+    async def ReloadPlacement(
+        self, request: admin_pb2.ReloadPlacementRequest, call: Call
+    ) -> admin_pb2.ReloadPlacementResponse:
+        cells = self._cells
+        if cells is None:
+            raise StoreError(Reason.INVALID_ARGUMENT, NO_PLACEMENT)
+        reloaded = await cells.reload()
+        call.notes.update(version=reloaded.version, ended_calls=reloaded.ended_calls)
+        return admin_pb2.ReloadPlacementResponse(
+            version=reloaded.version,
+            digest=reloaded.digest,
+            changed=reloaded.changed,
+            ended_calls=reloaded.ended_calls,
+        )
