@@ -138,6 +138,7 @@ def _check_ready(found: Mapping[str, Config]) -> int:
 
 def _run_one(given: argparse.Namespace, every: Mapping[str, Config], time_source: TimeSource | None) -> int:
     from sow_server import app, config, logs
+    from sow_server.declaring import DeclarationError
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
     from sow_server.supervision import directories, placement_file, supervised
@@ -156,7 +157,7 @@ def _run_one(given: argparse.Namespace, every: Mapping[str, Config], time_source
             directories.check_cells(settings.server.data_dir.parent, given.cells)
             placement_file.prepare(every)
         return app.run(settings, tail, time_source=time_source)
-    except (OpenError, app.StartError, config.ConfigError) as error:
+    except (OpenError, app.StartError, DeclarationError, config.ConfigError) as error:
         return _trouble(str(error))
 
 

@@ -16,11 +16,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
@@ -38,7 +37,6 @@ from sow_server.cells import Cells
 from sow_server.config import (
     Config,
     ConfigError,
-    DeclaredView,
     ListenerConfig,
     MetricsConfig,
     clock_options,
@@ -46,15 +44,13 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
+from sow_server.declaring import declare_topics, placed_here
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
-from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock, TimeSource
-from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
-from sow_server.engine.values.policies import Declared
 from sow_server.linking import InstanceLinks, LinkingError, link
 from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
@@ -63,7 +59,7 @@ from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.placement import Places, configured_places
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
-from sow_server.query.view_plans import check_definition, view_plan
+from sow_server.query.view_plans import view_plan
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from sow_server.retention.idle import IdleTopics
 from sow_server.services.access_service import AccessService
@@ -153,15 +149,11 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     _serve_metrics(config.metrics, metrics, readiness, running)
     stopped = threading.Event()
     store = _open_store(config, metrics, time_source, running)
-    threads = config.server.reader_threads
-    readers = FairReaders(threads, threads if config.access.file is None else 0)
+    readers = _readers(config)
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places = _places(config)
-    declare_topics(store, _placed_here(config.topics, places), _placed_here(config.views, places))
-    if places is not None:
-        store.commits.refuse_elsewhere(places.refusal)
+    places = _declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -176,8 +168,8 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     access = _access(config, parts, metrics, readers, links, running, places)
     cells = _cells(config, places, access, store, readers)
     processes = _reader_processes(store, config, metrics, running)
-    server = _this_server(config, healthy, figures, tail)
-    own = _services(parts, links, load_jobs, readers, processes, config, access, cells, server, tracing=tracing)
+    this = _this_server(config, healthy, figures, tail, cells)
+    own = _services(parts, links, load_jobs, readers, processes, config, access, this, tracing=tracing)
     admission_of = _admissions(config, access, metrics, store.commits.calls, tracing)
 
     def register(server: grpc.aio.Server, listener: ListenerConfig) -> None:
@@ -190,7 +182,6 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     listeners, addresses = _listen(config, register, links)
     metrics.watch_certificates(listeners.expiries)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload, config, access, cells)
     access.start()
     timers.start()
     running.callback(timers.stop)
@@ -220,6 +211,11 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     )
     if not store.upkeep.verified_at_start:
         readers.submit(store.upkeep.scrub, ScrubPace(stopped))
+
+
+def _readers(config: Config) -> FairReaders:
+    threads = config.server.reader_threads
+    return FairReaders(threads, threads if config.access.file is None else 0)
 
 
 def _warn_of_settings(topics: Topics) -> None:
@@ -351,42 +347,41 @@ def _access(
     return access
 
 
-def _places(config: Config) -> Places | None:
+def _declare(store: Store, config: Config) -> Places | None:
+    """Makes the topics of the configuration that are placed here; returns the placement."""
     try:
-        return configured_places(config)
+        places = configured_places(config)
     except ConfigError as error:
         raise StartError(str(error)) from error
-
-
-def _placed_here(declared: Mapping[str, T], places: Places | None) -> Mapping[str, T]:
-    """Topics or views of the configuration, without those that are placed in another cell: cells may share a file."""
-    if places is None:
-        return declared
-    return {name: value for name, value in declared.items() if places.elsewhere(name) is None}
+    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
+    if places is not None:
+        store.commits.refuse_elsewhere(places.refusal)
+    return places
 
 
 def _cells(
     config: Config, places: Places | None, access: AccessControl, store: Store, readers: Executor
 ) -> Cells | None:
-    file = config.placement.file
-    if places is None or file is None:
-        return None
-    return Cells(
-        places,
-        file,
-        readers,
-        changed=access.authorizer.placement_changed,
-        settled=store.commits.barrier,
-        tell_signal=access.authorizer.tell_signal,
-    )
+    """The cell of this server. From now on, SIGHUP reads the access file and the placement again, as there are."""
+    cells: Cells | None = None
+    if places is not None and config.placement.file is not None:
+        cells = Cells(
+            places,
+            config.placement.file,
+            readers,
+            changed=access.authorizer.placement_changed,
+            settled=store.commits.barrier,
+            tell_signal=access.authorizer.tell_signal,
+        )
 
+    def reload() -> None:
+        if cells is None or config.access.file is not None:
+            access.reload_soon()
+        if cells is not None:
+            cells.reload_soon()
 
-def _reload(config: Config, access: AccessControl, cells: Cells | None) -> None:
-    """SIGHUP: reads the access file and the placement again, of those that there are."""
-    if cells is None or config.access.file is not None:
-        access.reload_soon()
-    if cells is not None:
-        cells.reload_soon()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+    return cells
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
@@ -457,7 +452,6 @@ def _services(
     processes: ReaderProcesses,
     config: Config,
     access: AccessControl,
-    cells: Cells | None,
     server: ThisServer,
     *,
     tracing: Tracing | None,
@@ -485,7 +479,7 @@ def _services(
         DurablesService(reading, store.writes, consumers, followers, readers),
         InspectionService(reading, store.writes, followers, readers, server),
         LinksService(links),
-        PlacementService(reading, cells, readers),
+        PlacementService(reading, server.cells, readers),
     )
     pieces = ReaderPieces(readers)
     idle_max = config.limits.pin_idle_ttl_max_micros
@@ -513,7 +507,9 @@ def _services(
     )
 
 
-def _this_server(config: Config, healthy: HealthService, figures: FigureHistory, tail: LogTail) -> ThisServer:
+def _this_server(
+    config: Config, healthy: HealthService, figures: FigureHistory, tail: LogTail, cells: Cells | None
+) -> ThisServer:
     return ThisServer(
         config.server.instance,
         __version__,
@@ -522,6 +518,7 @@ def _this_server(config: Config, healthy: HealthService, figures: FigureHistory,
         cluster=config.server.cluster,
         settings=described(config),
         tail=tail,
+        cells=cells,
     )
 
 
@@ -549,57 +546,6 @@ def _link(
         raise StartError(f"[[replication.peers]]: {error.filename}: {error.strerror}") from error
     running.push_async_callback(links.stop)  # after the calls: some wait until peers have their writes
     return links
-
-
-def declare_topics(
-    store: Store, declared: Mapping[str, Declared], views: Mapping[str, DeclaredView] = MappingProxyType({})
-) -> None:
-    """Creates and alters topics and views as the configuration file declares them. What left the file stays and belongs
-    to the administrator (rule K1). A view with another definition is made anew (rule V7). Raises StartError."""
-
-    administration = store.administration
-
-    def finish(name: str, change: Pending[T]) -> None:
-        table = "views" if name in views else "topics"
-        try:
-            store.finish(change)
-        except StoreError as error:
-            raise StartError(f"[{table}.{name}]: {error.message}") from error
-
-    for name, view in views.items():  # first: they may keep their sources from being altered
-        there = store.topics.by_name.get(name)
-        if there is not None and there.view not in (None, view.definition):
-            # A view with its durables does not go for one that is refused.
-            _check_definition(store, name, declared, views)
-            finish(name, administration.delete_topic(name, force=True, in_config=True))
-
-    for name, settings in declared.items():
-        found = store.topics.by_name.get(name)
-        if found is None:
-            finish(name, administration.create_topic(name, settings, in_config=True))
-        elif found.declaration.settings != settings or not found.in_config:
-            finish(name, administration.alter_topic(name, _replaced_by(settings), in_config=True))
-    for name, view in views.items():
-        there = store.topics.by_name.get(name)
-        if there is None or there.view is None:  # a topic of that name is refused there
-            finish(name, administration.create_topic(name, view.settings, in_config=True, view=view.definition))
-        elif there.declaration.settings != view.settings or not there.in_config:
-            finish(name, administration.alter_topic(name, _replaced_by(view.settings), in_config=True))
-    for name, topic in store.topics.by_name.items():
-        if topic.in_config and name not in declared and name not in views:
-            finish(name, administration.release_topic(name))
-
-
-def _check_definition(store: Store, name: str, declared: Collection[str], views: Mapping[str, DeclaredView]) -> None:
-    definitions = {view: declared_view.definition for view, declared_view in views.items()}
-    try:
-        check_definition(definitions[name], store.topics.by_name, declared, definitions)
-    except StoreError as error:
-        raise StartError(f"[views.{name}]: {error.message}") from error
-
-
-def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
-    return lambda _: settings
 
 
 def _listen(config: Config, register: Register, links: InstanceLinks) -> tuple[Listeners, tuple[str, ...]]:

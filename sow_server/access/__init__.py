@@ -8,6 +8,7 @@ credentials    finds the identity of a call: certificate, token, JWT
 failures       bounds the cost of failed attempts
 tally          tells a flood as a number
 authorizer     admits each call, or refuses it; owns the sessions
+topic_cells    the cells of the topics of a call
 caller         the topics that a handler may reach, with the rows and fields that are granted
 audit          writes the audit log
 

@@ -353,7 +353,7 @@ class Authorizer:
         ended = 0
         for session in list(self._sessions.values()):
             for call in list(session.calls):
-                if call.lasts and call.ended is None and (error := call.displaced()) is not None:
+                if call.lasts and call.ended is None and (error := call.cells.displaced()) is not None:
                     call.end(error)
                     ended += 1
         return ended

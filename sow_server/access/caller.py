@@ -14,11 +14,12 @@ from sow_server.access.limits import Usage
 from sow_server.access.model import Credential, Identity, Peer
 from sow_server.access.needs import Action, Need
 from sow_server.access.permissions import ALLOWED, Decision, Permissions
+from sow_server.access.topic_cells import EVERY_TOPIC_HERE, TopicCells
 from sow_server.engine.catalog.topics import Topic, Topics, check_name
 from sow_server.engine.formats.topic_formats import zeros_before
 from sow_server.engine.values.errors import Reason, StoreError, no_topic, with_meant
 from sow_server.engine.values.keys import parse_path
-from sow_server.engine.values.model import MICROS, MessageType
+from sow_server.engine.values.model import MessageType
 from sow_server.engine.values.views import view_building
 from sow_server.filters.restriction import UNRESTRICTED, Restriction
 from sow_server.filters.tree import Path, walk
@@ -91,14 +92,12 @@ class Call:
 
     __slots__ = (
         "_authority",
-        "_matched",
-        "_named",
         "_permissions",
-        "_places",
         "_task",
         "_topics",
         "_usage",
         "address",
+        "cells",
         "credential",
         "deletes",
         "ended",
@@ -153,23 +152,15 @@ class Call:
         """None: the call is not traced."""
         self._authority = authority
         self._topics = authority.topics
-        self._places = authority.places
+        places = authority.places
+        self.cells: Final = EVERY_TOPIC_HERE if places is None else TopicCells(places)
         self._permissions = caller.permissions
         self._usage = caller.usage
         self.peer: Final = holder if isinstance(holder, Peer) else None
         """The peer that calls, if it is one."""
         self._task: asyncio.Task[object] | None = None
-        self._named: set[str] | None = None
-        """The topics of a call that lasts and has been told of a placement; None: there are none."""
-        self._matched: dict[str, bool] | None = None
-        """Those that its pattern has met: True if the topic was placed here."""
 
     # -- decisions -----------------------------------------------------------------------------------------------------
-
-    @property
-    def is_known(self) -> bool:
-        """False for a caller without an identity, of a method that tells such callers less."""
-        return self._permissions is None or bool(self.owner)
 
     @property
     def unrestricted(self) -> bool:
@@ -184,8 +175,8 @@ class Call:
         a view that is not complete (rule V6)."""
         restriction = UNRESTRICTED
         if self._permissions is None:
-            if self._places is not None:
-                self.check_place(name)
+            if self.cells is not EVERY_TOPIC_HERE:
+                self.cells.check(name)
             topic = self._topics.find(name)
         else:
             action = action or self._action
@@ -204,8 +195,8 @@ class Call:
         is denied; `whole`: so is one with hidden fields. Raises StoreError as `topic`, if the action is denied or the
         topic is placed in another cell."""
         if self._permissions is None:
-            if self._places is not None:
-                self.check_place(name)
+            if self.cells is not EVERY_TOPIC_HERE:
+                self.cells.check(name)
             return ALLOWED
         check_name(name)  # first: no pattern runs over it, and no decision about it is remembered, unless it can exist
         action = action or self._action
@@ -215,55 +206,9 @@ class Call:
         )
         if not decision.allowed or limited:
             raise self._denied(action, name, Decision(allowed=False, place=decision.place))
-        if self._places is not None:
-            self.check_place(name)  # last: who may not reach a topic does not learn its cell
+        if self.cells is not EVERY_TOPIC_HERE:
+            self.cells.check(name)  # last: who may not reach a topic does not learn its cell
         return decision
-
-    def check_place(self, name: str) -> None:
-        """Raises StoreError TOPIC_ELSEWHERE if a topic that the caller may reach is placed in another cell (rule C2),
-        and TOPIC_NAME_INVALID. A call that lasts ends when a new placement takes the topic away (rule C4)."""
-        places = self._places
-        if places is None:
-            return
-        if (refusal := places.refusal(name)) is not None:
-            raise refusal
-        # The requests of a publish stream are refused one by one.
-        if self._task is not None and self.need.action is not Action.PUBLISH:
-            if self._named is None:
-                self._named = set()
-            self._named.add(name)
-
-    def stray(self, name: str) -> None:
-        """Checks that the caller may delete a topic that exists here and is placed in another cell (rule C5). Raises
-        StoreError as `topic`, and INVALID_ARGUMENT for a topic of this cell."""
-        self.require_on_server(Action.OPERATOR)
-        if self.is_here(name):
-            raise StoreError(
-                Reason.INVALID_ARGUMENT,
-                f"here: {name!r} is placed in this cell; `here` is for a copy that was left behind",
-                field="here",
-            )
-        self._topics.find(name)
-
-    def is_here(self, name: str) -> bool:
-        """True if a topic that exists is placed in this cell: to patterns and lists, others do not exist (rule C3)."""
-        return self._places is None or self._places.elsewhere(name) is None
-
-    def displaced(self) -> StoreError | None:
-        """The error of a call that lasts, now that there is a new placement (rule C4); None: it goes on."""
-        places = self._places
-        if places is None:
-            return None
-        for name in self._named or ():
-            if (refusal := places.refusal(name)) is not None:
-                return refusal
-        if any(was is not self.is_here(name) for name, was in list((self._matched or {}).items())):
-            return StoreError(
-                Reason.ACCESS_CHANGED,
-                "topics of the pattern have come to this cell or left it; call again",
-                retry_after_micros=MICROS // 10,
-            )
-        return None
 
     def require_create(self, name: str) -> None:
         """Raises StoreError as `topic`, unless the caller may create a topic. Its settings decide about all rows, so a
@@ -303,7 +248,7 @@ class Call:
         TOPIC_ELSEWHERE for one that it would see and that is placed in another cell."""
         found, sees = self.existing(name), self.sees(name)
         if sees:
-            self.check_place(name)
+            self.cells.check(name)
         if found is None or not sees:
             check_name(name)
             raise no_topic(name)
@@ -316,14 +261,8 @@ class Call:
     def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
         """The part of a topic that the action is allowed on; None: no part. For patterns: a topic that may not be seen
         does not match, nor does one that is placed in another cell."""
-        if self._places is not None:
-            here = self.is_here(topic.name)
-            if self._task is not None:
-                if self._matched is None:
-                    self._matched = {}
-                self._matched[topic.name] = here
-            if not here:
-                return None
+        if not self.cells.match(topic.name):
+            return None
         if self._permissions is None:
             return UNRESTRICTED
         decision = self._permissions.decide(action or self._action, topic.name)
@@ -332,8 +271,8 @@ class Call:
     def rights(self, action: Action) -> str:
         """Names the part of all topics that the action is allowed on: equal rights have equal names, everywhere."""
         names = [] if self._permissions is None else [self._permissions.name(action)]
-        if self._places is not None:
-            names.append(self._places.digest)
+        if self.cells.digest:
+            names.append(self.cells.digest)
         return "\n".join(names)
 
     def owns(self, owner: str) -> bool:
@@ -354,24 +293,21 @@ class Call:
             return name
         return stored if self.may(Action.OPERATOR) else None
 
-    def strays(self) -> list[tuple[Topic, str]]:
-        """The topics that exist here and are placed in another cell, with that cell, by name (rule C5)."""
-        places = self._places
-        if places is None:
-            return []
-        found = [(topic, places.elsewhere(name)) for name, topic in sorted(self._topics.by_name.items())]
-        return [(topic, cell) for topic, cell in found if cell is not None]
-
-    def topics(self) -> list[Topic]:
-        """The topics that exist for the caller, by name."""
-        return [topic for name, topic in sorted(self._topics.by_name.items()) if self.sees(name) and self.is_here(name)]
+    def topics(self, *, stray: bool = False) -> list[Topic]:
+        """The topics that exist for the caller, by name. `stray`: instead of them those that are left here, although
+        they are placed in another cell (rule C5)."""
+        return [
+            topic
+            for name, topic in sorted(self._topics.by_name.items())
+            if self.sees(name) and self.cells.have(name) is not stray
+        ]
 
     def explained(self, error: StoreError) -> StoreError:
         """The error of the call. That there is no topic of a name is told with the names that resemble it, of topics
         that exist for the caller."""
         name = error.details.get("topic", "") if error.reason is Reason.TOPIC_NOT_FOUND else ""
         alike = resembling(name, self._topics.by_name) if name else ()
-        meant = list(islice((one for one in alike if self.sees(one) and self.is_here(one)), 2))
+        meant = list(islice((one for one in alike if self.sees(one) and self.cells.have(one)), 2))
         return with_meant(error, meant) if meant else error
 
     def begin_deleting(self, topic: str) -> None:
@@ -468,6 +404,8 @@ class Call:
     def runs(self, task: asyncio.Task[object]) -> None:
         """The task of a call that answers with a stream; `end` stops it."""
         self._task = task
+        if self.cells is not EVERY_TOPIC_HERE:
+            self.cells.remember = self.need.action is not Action.PUBLISH  # the requests of such a stream are refused
 
     @property
     def lasts(self) -> bool:

@@ -9,7 +9,8 @@ relations  checks between values
 cells      the configuration of each cell of `--cells`
 private    the one check of files that hold secrets
 described  every setting with its origin, without secrets
-places     the lines of a TOML file
+knobs      every key, for reading, writing and the documentation
+toml_places  the lines of a TOML file
 options    the options of the store, the clock and the links that follow from a `Config`
 """
 
@@ -20,6 +21,7 @@ from sow_server.config.described import Setting, described, secrets_of
 from sow_server.config.environment import variables
 from sow_server.config.file import Overrides, check_accepted, load, read_peer, warnings
 from sow_server.config.kinds import is_loopback, split_address
+from sow_server.config.knobs import Knob, knobs
 from sow_server.config.options import (
     clock_options,
     metrics_token,
@@ -38,7 +40,6 @@ from sow_server.config.sections import (
     DeclaredView,
     JournalConfig,
     JwtConfig,
-    Knob,
     LimitsConfig,
     LinkMode,
     ListenerAuth,
@@ -55,7 +56,6 @@ from sow_server.config.sections import (
     TlsConfig,
     TracingConfig,
     host_name,
-    knobs,
 )
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from sow_server.config.kinds import UnlessWord
-from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, DefaultsForm, Knob, knobs_of
+from sow_server.config.knobs import Knob, knobs_of
+from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, DefaultsForm
 
 DEFAULT: Final = "default"
 SECRETS: Final = frozenset({("replication", "token")})

@@ -28,7 +28,8 @@ from sow_server.config.kinds import (
     Texts,
     UnlessWord,
 )
-from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, ConfigError, Knob, knobs
+from sow_server.config.knobs import Knob, knobs
+from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, ConfigError
 
 PREFIX: Final = "SOW_SERVER_"
 CONFIG: Final = "SOW_SERVER_CONFIG"

@@ -30,6 +30,7 @@ from sow_server.config.cells import places as places_of_cell
 from sow_server.config.described import secrets_of
 from sow_server.config.environment import ORIGIN, apply_environment
 from sow_server.config.kinds import Address, FilePath, ValueKind, micros, noun, quoted, split_address
+from sow_server.config.knobs import knobs, knobs_of
 from sow_server.config.relations import check_relations
 from sow_server.config.rendering import toml_key
 from sow_server.config.secret_files import check_private_file
@@ -63,8 +64,6 @@ from sow_server.config.sections import (
     TopicForm,
     TracingConfig,
     ViewForm,
-    knobs,
-    knobs_of,
 )
 from sow_server.engine.catalog.topics import check_name, check_settings
 from sow_server.engine.values import policies

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from sow_server.config.kinds import is_loopback, quoted, split_address
+from sow_server.config.knobs import knobs
 from sow_server.config.options import token_in
 from sow_server.config.secret_files import check_private_file
 from sow_server.config.sections import (
@@ -19,7 +20,6 @@ from sow_server.config.sections import (
     ListenerAuth,
     ListenerConfig,
     PeerConfig,
-    knobs,
 )
 from sow_server.engine.values.model import Durability
 

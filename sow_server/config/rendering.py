@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from sow_server.config.kinds import UnlessWord, quoted
+from sow_server.config.knobs import knobs_of
 from sow_server.config.sections import (
     DEFINING,
     LISTENERS_TABLE,
@@ -15,7 +16,6 @@ from sow_server.config.sections import (
     DefaultsForm,
     TopicForm,
     ViewForm,
-    knobs_of,
 )
 from sow_server.engine.values.policies import Declared
 

@@ -19,7 +19,7 @@ from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.reading import Counts
 from sow_server.engine.stored import read_header
 from sow_server.engine.values import lifetimes, model
-from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.errors import Reason, StoreError, no_topic
 from sow_server.engine.values.policies import (
     CAPS,
     Declared,
@@ -127,7 +127,7 @@ class AdminService:
 
     async def DeleteTopic(self, request: admin_pb2.DeleteTopicRequest, call: Call) -> admin_pb2.DeleteTopicResponse:
         if request.here:
-            call.stray(request.name)
+            _check_stray(call, request.name)
         else:
             call.topic(request.name, whole=True)
         deleted = await self._administration.delete_topic(
@@ -293,6 +293,16 @@ class AdminService:
         made = await self._read(lambda: self._upkeep.backup(request.name))
         log.info("backup_made", backup=request.name, sequence=made.sequence, bytes=made.bytes)
         return admin_pb2.BackupResponse(name=request.name, sequence=made.sequence, bytes=made.bytes)
+
+
+def _check_stray(call: Call, name: str) -> None:
+    """Checks that the caller may delete a topic that exists here and is placed in another cell (rule C5). Raises
+    StoreError."""
+    call.require_on_server(Action.OPERATOR)
+    if call.existing(name) is None:
+        raise no_topic(name)
+    if call.cells.have(name):
+        raise convert.invalid("here", f"{name!r} is placed in this cell; it is for a copy that was left behind")
 
 
 @contextmanager

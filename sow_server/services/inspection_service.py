@@ -13,6 +13,7 @@ from typing import Final
 from sow.contract import CONTRACT
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
+from sow_server.cells import Cells
 from sow_server.config import Setting
 from sow_server.engine.doors import Reads, Writes
 from sow_server.engine.values.model import MICROS
@@ -46,6 +47,8 @@ class ThisServer:
     settings: Sequence[Setting] = ()
     """Those that the server runs with."""
     tail: LogTail = field(default_factory=LogTail)
+    cells: Cells | None = None
+    """None: this server has no placement."""
 
 
 class InspectionService:
@@ -141,7 +144,7 @@ class InspectionService:
         self, request: admin_pb2.ListSubscriptionsRequest, call: Call
     ) -> admin_pb2.ListSubscriptionsResponse:
         if request.topic:
-            call.check_place(request.topic)
+            call.cells.check(request.topic)
         instance = self._reading.instance
         return admin_pb2.ListSubscriptionsResponse(
             subscriptions=[follower.described(instance) for follower in self._followers.of(request.topic)],

@@ -269,7 +269,7 @@ class LoadService:
                 if (not request.topic or load.row.topic == request.topic)
                 and call.owns(load.row.owner)
                 and call.may(Action.LOAD, load.row.topic)
-                and call.is_here(load.row.topic)
+                and call.cells.have(load.row.topic)
             ]
         )
 

@@ -14,6 +14,7 @@ from sow_server.cells import NO_PLACEMENT, Cells
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.placement import Places
 
 
 class PlacementService:
@@ -32,7 +33,7 @@ class PlacementService:
         places = cells.places
         placement = places.placement
         response = admin_pb2.GetPlacementResponse(cell=places.cell, version=placement.version, digest=places.digest)
-        if not call.is_known:
+        if not (call.unrestricted or call.owner):
             return response
         response.cells.extend(
             [admin_pb2.Cell(name=name, servers=servers) for name, servers in sorted(placement.cells.items())]
@@ -45,9 +46,9 @@ class PlacementService:
         response.topics.extend(
             [admin_pb2.PlacedTopics(pattern=placed.pattern, cell=placed.cell) for placed in placement.topics]
         )
-        strays = call.strays()
+        strays = call.topics(stray=True)
         run = asyncio.get_running_loop().run_in_executor
-        response.strays.extend(await run(self._readers, self._described, strays))
+        response.strays.extend(await run(self._readers, self._described, places, strays))
         response.problems.extend(
             [
                 admin_pb2.CellProblem(
@@ -61,17 +62,17 @@ class PlacementService:
         )
         return response
 
-    def _described(self, strays: Sequence[tuple[Topic, str]]) -> list[admin_pb2.Stray]:
-        counts = self._reading.cuts.counts([topic for topic, _ in strays])
+    def _described(self, places: Places, strays: Sequence[Topic]) -> list[admin_pb2.Stray]:
+        counts = self._reading.cuts.counts(strays)
         found: list[admin_pb2.Stray] = []
         with closing(self._reading.cuts.journal()) as journal:
-            for topic, cell in strays:
+            for topic in strays:
                 last = topic.statistics.last_sequence
                 commit = journal.commit_before(last) if last else None
                 found.append(
                     admin_pb2.Stray(
                         topic=topic.name,
-                        cell=cell,
+                        cell=places.elsewhere(topic.name) or "",
                         records=counts[topic.id].live if topic.id in counts else 0,
                         last_change_micros=0 if commit is None else commit.commit_time_micros,
                     )

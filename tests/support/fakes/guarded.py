@@ -45,6 +45,7 @@ from sow_server.services.links_service import LinksService
 from sow_server.services.live_queries import LiveQueries
 from sow_server.services.load_jobs import LoadJobs
 from sow_server.services.load_service import LoadService
+from sow_server.services.placement_service import PlacementService
 from sow_server.services.reader_pieces import ReaderPieces
 from sow_server.services.records.admission import Admission
 from sow_server.services.records.positions import Positions
@@ -145,6 +146,7 @@ class GuardedParts:
             AdminService(reading, store.writes, changes, readers),
             DurablesService(reading, store.writes, consumers, followers, readers),
             InspectionService(reading, store.writes, followers, readers, server),
+            PlacementService(reading, None, readers),
             LinksService(links),
         )
         elapsed = lambda: self.rig.time.elapsed_micros  # noqa: E731  # a clock

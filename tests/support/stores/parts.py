@@ -30,6 +30,7 @@ class NoAccessFile:
 
     def __init__(self, topics: Topics) -> None:
         self.topics = topics
+        self.places = None
 
     def denied(self, call: Call, action: Action, topic: str, decision: Decision) -> None:
         raise AssertionError(f"{call.method} was denied {action} on {topic}")

@@ -11,7 +11,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from sow_server.app import declare_topics
+from sow_server.declaring import declare_topics
 from sow_server.engine import background, store
 from sow_server.engine.catalog.indexes import Indexes, altered, interval
 from sow_server.engine.catalog.topics import check_settings

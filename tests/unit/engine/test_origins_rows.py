@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sow_server import config
-from sow_server.app import declare_topics
+from sow_server.declaring import declare_topics
 from sow_server.engine import store
 from sow_server.engine.durables import RewindTo
 from sow_server.engine.store import StoreOptions

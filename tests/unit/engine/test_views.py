@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from sow_peering import TopicKind
-from sow_server.app import StartError, declare_topics
 from sow_server.config import DeclaredView
+from sow_server.declaring import DeclarationError, declare_topics
 from sow_server.engine.commit.options import WriterOptions
 from sow_server.engine.derived import building, views
 from sow_server.engine.disk.layout import VIEW_KEY
@@ -570,7 +570,7 @@ def test_a_view_of_the_file_does_not_go_for_a_definition_that_is_refused(rig: Vi
     declare_topics(rig.store, {}, {"kept": views_before})
     made = rig.topic("kept")
     changed = DeclaredView(definition(source, group_by=["/a"], select=["COUNT(*) AS n"]), {})
-    with pytest.raises(StartError) as refused:
+    with pytest.raises(DeclarationError) as refused:
         declare_topics(rig.store, {}, {"kept": changed})
     assert str(refused.value) == f"[views.kept]: {fault}"
     assert rig.topic("kept") is made

@@ -1,0 +1,72 @@
+"""The cells of the topics of one call (rules C2 to C4)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.placement import Places
+
+
+class TopicCells:
+    """Owns the topics that a call that lasts has been given: a new placement may take them away."""
+
+    __slots__ = ("_matched", "_named", "_places", "remember")
+
+    def __init__(self, places: Places | None) -> None:
+        """`places` None: every topic is here."""
+        self._places = places
+        self._named: set[str] = set()
+        self._matched: dict[str, bool] = {}
+        """The topics that a pattern has met: True if they were here."""
+        self.remember = False
+        """True for a call that lasts, and ends with its topics."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of the placement; "": there is none."""
+        return "" if self._places is None else self._places.digest
+
+    def check(self, topic: str) -> None:
+        """Raises StoreError TOPIC_ELSEWHERE if a topic is placed in another cell (rule C2), and TOPIC_NAME_INVALID. The
+        caller has passed the access control: who may not reach a topic does not learn its cell."""
+        places = self._places
+        if places is None:
+            return
+        if (refusal := places.refusal(topic)) is not None:
+            raise refusal
+        if self.remember:
+            self._named.add(topic)
+
+    def have(self, topic: str) -> bool:
+        """True if a topic that exists is placed here: to patterns and lists, others do not exist (rule C3)."""
+        return self._places is None or self._places.elsewhere(topic) is None
+
+    def match(self, topic: str) -> bool:
+        """As `have`, for the pattern of the call."""
+        found = self.have(topic)
+        if self.remember:
+            self._matched[topic] = found
+        return found
+
+    def displaced(self) -> StoreError | None:
+        """The error of the call, now that there is a new placement (rule C4); None: it goes on."""
+        places = self._places
+        if places is None:
+            return None
+        for topic in self._named:
+            if (refusal := places.refusal(topic)) is not None:
+                return refusal
+        # A copy: a reader thread may just meet topics for the pattern.
+        if any(was is not self.have(topic) for topic, was in list(self._matched.items())):
+            return StoreError(
+                Reason.ACCESS_CHANGED,
+                "topics of the pattern have come to this cell or left it; call again",
+                retry_after_micros=MICROS // 10,
+            )
+        return None
+
+
+EVERY_TOPIC_HERE: Final = TopicCells(None)
+"""For all calls of a server without a placement: it costs them nothing."""
