@@ -1,12 +1,14 @@
 """One log from the lines of all cells, on standard error, in the format of [log].
 
-[1]  A line goes out whole, and no other one comes in between. Each has a field `cell`.
+[1]  A line goes out whole, and no other one comes in between. Each has a field `cell`. A field of this name that a cell
+     writes itself, about another cell, becomes `about_cell`.
 [2]  A cell logs JSON. A line of it that is none, such as one of a library, becomes an event `cell_output`.
 [3]  The memory for a line that does not end is bounded.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Final, TextIO
@@ -37,10 +39,13 @@ class Output:
         """Writes an event of a cell, which its line has."""
         if event.get("level") in LEVELS and event["level"] not in self._levels:
             return
+        about_other = "cell" in event
+        if about_other:
+            event = {"about_cell" if name == "cell" else name: value for name, value in event.items()}
         if self._console is not None:
             text = str(self._console(None, "", event | {"cell": cell}))
-        elif "cell" in event:
-            text = msgspec.json.encode(event | {"cell": cell}).decode()
+        elif about_other:
+            text = json.dumps(event | {"cell": cell})
         else:
             text = f'{line.decode().rstrip().removesuffix("}")}, "cell": "{cell}"}}'
         try:

@@ -79,6 +79,15 @@ def test_lines_of_several_cells_go_out_whole_however_they_come_in() -> None:
     assert list(log.written[0])[:4] == ["time", "level", "event", "logger"]
 
 
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_cell_that_tells_of_another_one_keeps_its_own_name(form: str) -> None:
+    log = Log(LogConfig(format=form))
+    log.lines("cell-1").feed(_line("cell_in_trouble", cell="cell-2", trouble="DIFFERS"))
+    (line,) = log.stream.getvalue().splitlines()
+    assert ("about_cell=cell-2" if form == "console" else '"about_cell": "cell-2"') in line
+    assert (" cell=cell-1" if form == "console" else ' "cell": "cell-1"') in line
+
+
 def test_the_event_ready_goes_to_the_supervisor_alone() -> None:
     log = Log(LogConfig(format="json"))
     log.lines("cell-1").feed(_line("ready", address="127.0.0.1:1") + _line("pruned"))
