@@ -33,6 +33,7 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
+from sow_server.cell_watch import WATCH_SECONDS, CellWatch
 from sow_server.cells import Cells
 from sow_server.config import (
     Config,
@@ -160,13 +161,13 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     links = _link(parts, config, readers, running, tracing)
     store.start(asyncio.get_running_loop().call_soon_threadsafe)
     figures = FigureHistory(store.reads, store.writes, parts.followers, links, readers, metrics.latencies)
-    timers = _timers(parts, readers, config, figures, lambda: not stopped.is_set())
-    metrics.watch_jobs(timers.jobs)
     load_jobs = LoadJobs(store.reads, store.writes, parts.admission, readers)
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running, places)
-    cells = _cells(config, places, access, store, readers)
+    cells, jobs = _cells(config, places, access, store, readers, running)
+    timers = _timers(parts, readers, config, figures, jobs, lambda: not stopped.is_set())
+    metrics.watch_jobs(timers.jobs, cells)
     processes = _reader_processes(store, config, metrics, running)
     this = _this_server(config, healthy, figures, tail, cells)
     own = _services(parts, links, load_jobs, readers, processes, config, access, this, tracing=tracing)
@@ -305,7 +306,12 @@ class _Parts:
 
 
 def _timers(
-    parts: _Parts, readers: Executor, config: Config, figures: FigureHistory, go_on: Callable[[], bool]
+    parts: _Parts,
+    readers: Executor,
+    config: Config,
+    figures: FigureHistory,
+    jobs: Sequence[PeriodicJob],
+    go_on: Callable[[], bool],
 ) -> Timers:
     options = JobOptions(
         prune_interval_micros=config.journal.prune_interval_micros,
@@ -313,7 +319,7 @@ def _timers(
         reclaim_interval_micros=config.storage.reclaim_interval_micros,
         reclaim_records=config.storage.reclaim_records,
         go_on=go_on,
-        more=[PeriodicJob("figures", figures.sample, SAMPLE_SECONDS)],
+        more=[PeriodicJob("figures", figures.sample, SAMPLE_SECONDS), *jobs],
     )
     return Timers(
         parts.store.reads,
@@ -360,28 +366,24 @@ def _declare(store: Store, config: Config) -> Places | None:
 
 
 def _cells(
-    config: Config, places: Places | None, access: AccessControl, store: Store, readers: Executor
-) -> Cells | None:
-    """The cell of this server. From now on, SIGHUP reads the access file and the placement again, as there are."""
-    cells: Cells | None = None
-    if places is not None and config.placement.file is not None:
-        cells = Cells(
-            places,
-            config.placement.file,
-            readers,
-            changed=access.authorizer.placement_changed,
-            settled=store.commits.barrier,
-            tell_signal=access.authorizer.tell_signal,
-        )
-
-    def reload() -> None:
-        if cells is None or config.access.file is not None:
-            access.reload_soon()
-        if cells is not None:
-            cells.reload_soon()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-    return cells
+    config: Config,
+    places: Places | None,
+    access: AccessControl,
+    store: Store,
+    readers: Executor,
+    running: AsyncExitStack,
+) -> tuple[Cells | None, list[PeriodicJob]]:
+    """The cell of this server, and its jobs. From now on, SIGHUP reads the access file again, or the placement."""
+    loop = asyncio.get_running_loop()
+    if places is None:
+        loop.add_signal_handler(signal.SIGHUP, access.reload_soon)
+        return None, []
+    cells = Cells(places, readers, access.authorizer, store.commits.barrier)
+    watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
+    running.push_async_callback(watch.close)
+    reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]
+    loop.add_signal_handler(signal.SIGHUP, lambda: [reload() for reload in reloads])
+    return cells, [PeriodicJob("cells", watch.look, WATCH_SECONDS)]
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:

@@ -10,11 +10,11 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 
+from sow_server.access.authorizer import Authorizer
 from sow_server.config import ConfigError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places, load_placement
@@ -50,53 +50,92 @@ class Problem(NamedTuple):
     message: str
 
 
+class Answer(NamedTuple):
+    """The placement of another server, as it tells everybody."""
+
+    cell: str
+    """"": it has none."""
+    version: int
+    digest: str
+
+
+def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -> tuple[Trouble, str] | None:
+    """The trouble with a cell, and a sentence about it; None: there is none. `answers`: by address; a text is the fault
+    of an address without an answer."""
+    for address, answer in answers.items():
+        if isinstance(answer, str):
+            continue
+        if not answer.cell:
+            return Trouble.DIFFERS, f"{address} has no placement"
+        if answer.cell != cell:
+            return Trouble.DIFFERS, f"{address} says that it is the cell {answer.cell}"
+        if answer.digest != places.digest:
+            own, version = places.placement.version, answer.version
+            versions = f"version {version}, here it is {own}" if version != own else f"another content of version {own}"
+            return Trouble.DIFFERS, f"{address} has {versions}"
+    faults = [f"{address}: {answer}" for address, answer in answers.items() if isinstance(answer, str)]
+    if len(faults) == len(answers):
+        return Trouble.UNREACHABLE, "; ".join(faults)
+    return None
+
+
 class Cells:
     """Reloads the placement of this server. Event loop only."""
 
     def __init__(
-        self,
-        places: Places,
-        file: Path,
-        readers: Executor,
-        *,
-        changed: Callable[[], int],
-        settled: Callable[[], Awaitable[object]],
-        tell_signal: Callable[[str, str, Mapping[str, str | int]], None],
+        self, places: Places, readers: Executor, authorizer: Authorizer, settled: Callable[[], Awaitable[object]]
     ) -> None:
-        """`changed`: ends the calls whose topics have gone, and returns their number. `settled`: returns once what the
-        writer has begun is committed. `tell_signal`: tells the audit log of a reload by a signal."""
+        """`authorizer`: ends the calls whose topics have gone. `settled`: returns once what the writer has begun is
+        committed."""
         self.places: Final = places
         self.problems: dict[str, Problem] = {}
-        """By cell."""
-        self._file = file
+        """Those that last, by cell."""
         self._readers = readers
-        self._changed = changed
+        self._authorizer = authorizer
         self._settled = settled
-        self._tell_signal = tell_signal
         self._one_reload = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
+
+    def heard(self, cell: str, answers: Mapping[str, Answer | str], now_micros: int) -> None:
+        """Takes in what the addresses of a cell have answered (rule C7)."""
+        before = self.problems.get(cell)
+        found = trouble_of(self.places, cell, answers)
+        if found is None:
+            if self.problems.pop(cell, None) is not None:
+                log.info("cell_is_well", cell=cell)
+            return
+        kind, message = found
+        if before is None or before.kind is not kind:
+            log.warning("cell_in_trouble", cell=cell, trouble=kind.name, cause=message)
+        since = now_micros if before is None or before.kind is not kind else before.since_micros
+        self.problems[cell] = Problem(cell, kind, since, message)
+
+    def forget_others(self) -> None:
+        """Forgets the problems of cells that the placement no longer has."""
+        for cell in self.problems.keys() - self.places.placement.cells.keys():
+            del self.problems[cell]
 
     async def reload(self) -> Reloaded:
         """Reads the placement file again ([1], [2]). Raises StoreError."""
         async with self._one_reload:
             places, before = self.places, self.places.placement
             try:
-                placement = await asyncio.get_running_loop().run_in_executor(self._readers, load_placement, self._file)
+                placement = await asyncio.get_running_loop().run_in_executor(self._readers, load_placement, places.file)
                 if placement.digest == places.digest:
                     return Reloaded(before.version, places.digest, changed=False)
                 if placement.version <= before.version:
                     raise ConfigError(
-                        f"{self._file}: version: {placement.version} is not above {before.version}, the version in "
+                        f"{places.file}: version: {placement.version} is not above {before.version}, the version in "
                         "force, and the content is another; raise it at each change"
                     )
                 places.use(placement)
             except (ConfigError, ValueError) as error:
-                message = str(error) if isinstance(error, ConfigError) else f"{self._file}: {error}"
+                message = str(error) if isinstance(error, ConfigError) else f"{places.file}: {error}"
                 log.error("placement_reload_failed", cause=message)
                 raise StoreError(
                     Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
                 ) from error
-            ended = self._changed()
+            ended = self._authorizer.placement_changed()
             await self._settled()
         log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
         return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
@@ -106,10 +145,10 @@ class Cells:
         self._reloading = asyncio.get_running_loop().create_task(self._reload_by_signal())
 
     async def _reload_by_signal(self) -> None:
-        self._tell_signal("begin", SIGNAL, {"decision": "allowed"})
+        self._authorizer.tell_signal("begin", SIGNAL, {"decision": "allowed"})
         try:
             reloaded = await self.reload()
         except StoreError as error:  # the log has it
-            self._tell_signal("end", SIGNAL, {"code": error.reason.name})
+            self._authorizer.tell_signal("end", SIGNAL, {"code": error.reason.name})
         else:
-            self._tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})
+            self._authorizer.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})

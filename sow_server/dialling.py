@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import grpc
@@ -9,7 +10,7 @@ import grpc
 from sow.v1 import types_pb2
 from sow_replication import ports
 from sow_replication.options import PeerOptions
-from sow_server.config import Config, PeerConfig
+from sow_server.config import Config, PeerConfig, PlacementConfig
 from sow_server.config.kinds import is_loopback
 
 KEEPALIVE_MS: Final = 10_000
@@ -34,7 +35,7 @@ class Dialling:
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
         )
-        self._configured = {peer.name: _credentials(peer) for peer in config.peers}
+        self._configured = {peer.name: credentials_of(peer) for peer in config.peers}
         self.added: Final[dict[str, PeerConfig]] = {}
         """Peers that were added by command, by name. Their files are read for each link."""
 
@@ -42,19 +43,27 @@ class Dialling:
         """A channel to a peer. Raises Refused where a certificate cannot be read."""
         added = self.added.get(peer.name)
         try:
-            shown = self._configured.get(peer.name) if added is None else _credentials(added)
+            shown = self._configured.get(peer.name) if added is None else credentials_of(added)
         except OSError as error:
             raise ports.Refused(
                 types_pb2.ERROR_REASON_UNSPECIFIED, f"{error.filename}: cannot be read ({error.strerror})"
             ) from error
-        if shown is not None:
-            return grpc.aio.secure_channel(peer.address, shown, self._options)
-        # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
-        without_proxy = (*self._options, ("grpc.enable_http_proxy", 0))
-        return grpc.aio.insecure_channel(peer.address, without_proxy if is_loopback(peer.address) else self._options)
+        return open_channel(peer.address, shown, self._options)
 
 
-def _credentials(peer: PeerConfig) -> grpc.ChannelCredentials | None:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None, options: Sequence[tuple[str, int]]
+) -> grpc.aio.Channel:
+    """A channel to another server; without credentials it speaks plain text."""
+    if credentials is not None:
+        return grpc.aio.secure_channel(address, credentials, options)
+    # A connection to this machine needs no proxy, whatever http_proxy says; and a proxy would read its token.
+    without_proxy = (*options, ("grpc.enable_http_proxy", 0))
+    return grpc.aio.insecure_channel(address, without_proxy if is_loopback(address) else options)
+
+
+def credentials_of(peer: PeerConfig | PlacementConfig) -> grpc.ChannelCredentials | None:
+    """The credentials for TLS with other servers; None: plain text. Raises OSError."""
     if peer.ca is None:
         return None
     return grpc.ssl_channel_credentials(

@@ -23,6 +23,8 @@ from prometheus_client.registry import Collector
 from sow.v1 import admin_pb2
 from sow_server import __version__
 from sow_server.access.audit import Outcome
+from sow_server.cell_metrics import cell_metrics
+from sow_server.cells import Cells
 from sow_server.certificates import Expiry
 from sow_server.distributions import Distribution
 from sow_server.engine.catalog.topics import Topic
@@ -128,6 +130,7 @@ class Metrics(Collector):
         self._rpcs: dict[tuple[str, str], int] = {}
         self._rpc_seconds: dict[str, Distribution] = {}
         self._links: admin_pb2.GetReplicationStatusResponse | None = None
+        self._cells: Cells | None = None
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -156,9 +159,10 @@ class Metrics(Collector):
         with self._scrape:
             self._idle = idle
 
-    def watch_jobs(self, jobs: Sequence[PeriodicJob]) -> None:
-        """From now on a scrape shows the periodic jobs, too."""
+    def watch_jobs(self, jobs: Sequence[PeriodicJob], cells: Cells | None = None) -> None:
+        """From now on a scrape shows the periodic jobs, too, and the cells if there are any."""
         self._jobs = jobs
+        self._cells = cells
 
     def watch_certificates(self, expiries: Callable[[], Iterable[tuple[str, Expiry]]]) -> None:
         """From now on a scrape shows when certificates expire; `expiries` has the listener and the file of each."""
@@ -272,6 +276,7 @@ class Metrics(Collector):
                 held += [*_store_metrics(store), *_topic_metrics(store), *_unreadable_metrics(store)]
                 views, derived = store.reads.topics.by_id.values(), store.writes.commits.derived_seconds
                 held += view_metrics(views, derived, most=TOPICS_MAX)
+                held += [] if self._cells is None else cell_metrics(self._cells, list(views))
             if self._hub is not None:
                 held += subscription_metrics(self._hub)
             if self._results is not None:

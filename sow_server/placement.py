@@ -77,9 +77,10 @@ _Used: TypeAlias = tuple[Placement, dict[str, str | None]]
 class Places:
     """The placement in force, as one cell sees it. Replaced on the event loop, asked on any thread."""
 
-    def __init__(self, cell: str, placement: Placement) -> None:
-        """Raises ValueError if the placement has no such cell."""
+    def __init__(self, cell: str, file: Path, placement: Placement) -> None:
+        """`file`: where the placement stands. Raises ValueError if it has no such cell."""
         self.cell: Final = cell
+        self.file: Final = file
         self.use(placement)
 
     def use(self, placement: Placement) -> None:
@@ -144,7 +145,7 @@ def configured_places(config: Config) -> Places | None:
         return None
     placement = load_placement(path)
     try:
-        return Places(config.placement.cell, placement)
+        return Places(config.placement.cell, path, placement)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -41,6 +41,7 @@ from sow_client._keys import Key
 from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
+from sow_client._placement import CellProblem, CellTrouble, PlacedTopics, Placement, PlacementReloaded, Stray
 from sow_client._publish_core import Ack, OpenedPublisher
 from sow_client._publisher import Publisher
 from sow_client._records import (
@@ -191,6 +192,8 @@ __all__ = [
     "Browsed",
     "CallerSession",
     "Cancelled",
+    "CellProblem",
+    "CellTrouble",
     "Change",
     "ChangesPlan",
     "Client",
@@ -253,6 +256,9 @@ __all__ = [
     "PayloadForm",
     "PermissionDenied",
     "Pin",
+    "PlacedTopics",
+    "Placement",
+    "PlacementReloaded",
     "Policy",
     "Prefer",
     "PublishFailed",
@@ -275,6 +281,7 @@ __all__ = [
     "Rewound",
     "SowError",
     "Status",
+    "Stray",
     "Subscription",
     "Tls",
     "Token",

@@ -85,6 +85,8 @@ CALLS: Final[dict[str, Row]] = {
     "/sow.v1.AdminService/Restamp": _IF_NOT_SENT,
     "/sow.v1.AdminService/GetStatus": _AGAIN,
     "/sow.v1.AdminService/DescribeInstance": _AGAIN,
+    "/sow.v1.AdminService/GetPlacement": _AGAIN,
+    "/sow.v1.AdminService/ReloadPlacement": _NEVER,
     "/sow.v1.AdminService/GetExpiryHorizon": _AGAIN,
     "/sow.v1.AdminService/ListSubscriptions": _AGAIN,
     "/sow.v1.AdminService/EndSubscription": _NEVER,

@@ -261,7 +261,7 @@ class Call:
     def part_of(self, topic: Topic, action: Action | None = None) -> Restriction | None:
         """The part of a topic that the action is allowed on; None: no part. For patterns: a topic that may not be seen
         does not match, nor does one that is placed in another cell."""
-        if not self.cells.match(topic.name):
+        if self.cells is not EVERY_TOPIC_HERE and not self.cells.match(topic.name):
             return None
         if self._permissions is None:
             return UNRESTRICTED
@@ -270,10 +270,8 @@ class Call:
 
     def rights(self, action: Action) -> str:
         """Names the part of all topics that the action is allowed on: equal rights have equal names, everywhere."""
-        names = [] if self._permissions is None else [self._permissions.name(action)]
-        if self.cells.digest:
-            names.append(self.cells.digest)
-        return "\n".join(names)
+        names = "" if self._permissions is None else self._permissions.name(action)
+        return names if self.cells is EVERY_TOPIC_HERE else f"{self.cells.digest} {names}"
 
     def owns(self, owner: str) -> bool:
         """True if the caller owns something: otherwise it does not exist for it. An operator owns everything."""

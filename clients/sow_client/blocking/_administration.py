@@ -109,13 +109,15 @@ class Administration(Calls):
         response = self._call(self._admin.DescribeTopic, admin_pb2.DescribeTopicRequest(name=name))
         return _admin.topic(response.topic)
 
-    def delete_topic(self, name: str, *, force: bool = False) -> int:
+    def delete_topic(self, name: str, *, force: bool = False, here: bool = False) -> int:
         """Deletes a topic with its records and journal; returns the number of its live records. `force` deletes it also
-        while a peer has not received all of its changes; that peer then never gets them.
+        while a peer has not received all of its changes; that peer then never gets them. `here` deletes the copy that
+        is left in the cell of this server, although the topic is placed in another one; it needs `operator`.
 
-        Rule: T5.
+        Rules: T5, C5.
         """
-        response = self._call(self._admin.DeleteTopic, admin_pb2.DeleteTopicRequest(name=name, force=force), once=True)
+        request = admin_pb2.DeleteTopicRequest(name=name, force=force, here=here)
+        response = self._call(self._admin.DeleteTopic, request, once=True)
         return response.deleted_records
 
     def restamp(

@@ -9,11 +9,12 @@ from collections.abc import Generator, Iterable
 import grpc
 
 from sow.v1 import admin_pb2
-from sow_client import _history, _inspection, _statuses
+from sow_client import _history, _inspection, _placement, _statuses
 from sow_client._contract import needed
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
+from sow_client._placement import Placement, PlacementReloaded
 from sow_client._records import Ttl
 from sow_client.blocking._calls import Calls
 
@@ -88,6 +89,23 @@ class Inspecting(Calls):
         finally:
             if call is not None:
                 call.cancel()
+
+    def placement(self, topic: str | None = None) -> Placement:
+        """The cell of the server, and the placement of topics in cells, as far as the caller may know it: every caller
+        may ask. With a topic, which need not exist, `Placement.topic_cell` is its cell.
+
+        Rules: C1, C8.
+        """
+        request = admin_pb2.GetPlacementRequest(topic=topic or "")
+        return _placement.placement(self._call(self._admin.GetPlacement, request))
+
+    def reload_placement(self) -> PlacementReloaded:
+        """Makes the server read its placement file again. All of it counts, or nothing if it has a fault.
+
+        Rule: C4.
+        """
+        request = admin_pb2.ReloadPlacementRequest()
+        return _placement.reloaded(self._call(self._admin.ReloadPlacement, request, once=True))
 
     def config(self) -> list[ConfigSetting]:
         """The configuration that the server runs with: each setting with its origin, without secrets. Those of topics

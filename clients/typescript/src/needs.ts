@@ -65,6 +65,7 @@ export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> 
   "sow.v1.TouchRequest": { "durability=3": 2, only: 2, atomic: 2, versions: 2 },
   "sow.v1.CreateTopicRequest": { ...SETTINGS, view: 3 },
   "sow.v1.AlterTopicRequest": SETTINGS,
+  "sow.v1.DeleteTopicRequest": { here: 3 },
   "sow.v1.SetPolicyRequest": Object.fromEntries(CAPS.map((name) => [`policy.topic.${name}`, 3])),
   "sow.v1.RestampRequest": PARAMETERS,
   "sow.v1.WatchFiguresRequest": { history_micros: 3 },

@@ -197,7 +197,7 @@ def test_a_method_without_a_need_is_not_served() -> None:
 def test_the_table_is_consistent() -> None:
     for path, need in NEEDS.items():
         assert need_of(path) is need
-        if need.scope in (Scope.OPEN, Scope.KNOWN):
+        if need.scope in (Scope.OPEN, Scope.TIERED, Scope.KNOWN):
             assert need.action is None, path
         else:
             assert need.action is not None, path

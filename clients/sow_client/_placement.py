@@ -1,0 +1,114 @@
+"""The placement of topics in cells, as a server tells it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+from sow.v1 import admin_pb2
+from sow_client._records import datetime_of
+
+CellTrouble: TypeAlias = Literal["DIFFERS", "UNREACHABLE"]
+"""The kinds of trouble with the placement of a cell."""
+_TROUBLE: Final[Mapping[int, CellTrouble]] = {
+    admin_pb2.CellProblem.KIND_DIFFERS: "DIFFERS",
+    admin_pb2.CellProblem.KIND_UNREACHABLE: "UNREACHABLE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTopics:
+    """Topics that a pattern of the placement places."""
+
+    pattern: str
+    """A regular expression for the whole name of a topic."""
+    cell: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A topic that exists in a cell and is placed in another one. Rule: C5."""
+
+    topic: str
+    cell: str
+    """The cell that it is placed in."""
+    records: int
+    """Its live records in the cell that was asked."""
+    last_change: datetime | None
+    """The time of its last change there; None: its journal does not tell it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellProblem:
+    """Trouble with the placement of a cell. Rule: C7."""
+
+    cell: str
+    kind: CellTrouble
+    since: datetime
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The placement of topics in cells, as far as the caller may know it. Rule: C8."""
+
+    cell: str
+    """The cell of the server; empty: it has no placement, and the rest is empty, too."""
+    version: int = 0
+    digest: str = ""
+    """Equal at all servers that have the same placement."""
+    cells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The addresses of each cell, by its name."""
+    topic_cell: str = ""
+    """The cell of the topic that was asked for; empty: none was, or the caller has no grant on it."""
+    default: str = ""
+    """The cell of topics that no pattern names. As all that follows, for callers with `observe` alone."""
+    topics: tuple[PlacedTopics, ...] = ()
+    """The first that matches counts."""
+    strays: tuple[Stray, ...] = ()
+    problems: tuple[CellProblem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReloaded:
+    """The outcome of a reload of the placement. Rule: C4."""
+
+    version: int
+    digest: str
+    changed: bool
+    ended_calls: int
+    """Calls that were ended, because their topics live in another cell now."""
+
+
+def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
+    """The placement of a message."""
+    return Placement(
+        message.cell,
+        message.version,
+        message.digest,
+        {cell.name: tuple(cell.servers) for cell in message.cells},
+        message.topic_cell,
+        message.default_cell,
+        tuple(PlacedTopics(placed.pattern, placed.cell) for placed in message.topics),
+        tuple(
+            Stray(
+                stray.topic,
+                stray.cell,
+                stray.records,
+                datetime_of(stray.last_change_micros) if stray.last_change_micros else None,
+            )
+            for stray in message.strays
+        ),
+        tuple(
+            CellProblem(problem.cell, _TROUBLE[problem.kind], datetime_of(problem.since_micros), problem.message)
+            for problem in message.problems
+            if problem.kind in _TROUBLE
+        ),
+    )
+
+
+def reloaded(message: admin_pb2.ReloadPlacementResponse) -> PlacementReloaded:
+    """The outcome that a message tells."""
+    return PlacementReloaded(message.version, message.digest, message.changed, message.ended_calls)

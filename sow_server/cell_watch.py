@@ -1,0 +1,70 @@
+"""Asks the other servers of all cells for their placement (rule C7), without showing them a credential."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import grpc
+
+from sow.v1 import admin_pb2, admin_pb2_grpc
+from sow_server.cells import Answer, Cells
+from sow_server.config import PlacementConfig
+from sow_server.dialling import credentials_of, open_channel
+
+WATCH_SECONDS: Final = 10
+ANSWER_SECONDS: Final = 3.0
+ASKED_AT_A_TIME: Final = 32
+ANSWER_BYTES_MAX: Final = 64 * 2**10
+"""Without a credential, an answer has three short fields."""
+MESSAGE_CHARACTERS_MAX: Final = 200
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    ("grpc.enable_retries", 0),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+
+
+class CellWatch:
+    """Owns a channel to each address of the placement. Event loop only."""
+
+    def __init__(self, config: PlacementConfig, cells: Cells, now_micros: Callable[[], int]) -> None:
+        """Raises OSError where a file of the configuration cannot be read."""
+        self._credentials = credentials_of(config)
+        self._cells = cells
+        self._now_micros = now_micros
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._room = asyncio.Semaphore(ASKED_AT_A_TIME)
+
+    async def look(self) -> None:
+        """Asks every address once."""
+        cells = self._cells.places.placement.cells
+        addresses = [address for servers in cells.values() for address in servers]
+        for address in self._channels.keys() - set(addresses):
+            await self._channels.pop(address).close()
+        answers = dict(zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True))
+        now = self._now_micros()
+        self._cells.forget_others()
+        for cell, servers in cells.items():
+            if cell in self._cells.places.placement.cells:  # there may have been a reload meanwhile
+                self._cells.heard(cell, {address: answers[address] for address in servers}, now)
+
+    async def close(self) -> None:
+        """Closes the channels."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _ask(self, address: str) -> Answer | str:
+        async with self._room:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = open_channel(address, self._credentials, _OPTIONS)
+            stub = admin_pb2_grpc.AdminServiceStub(channel)
+            try:
+                found = await stub.GetPlacement(admin_pb2.GetPlacementRequest(), timeout=ANSWER_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return Answer("", 0, "")  # an older server
+                return f"{error.code().name}: {(error.details() or '')[:MESSAGE_CHARACTERS_MAX]}"
+        return Answer(found.cell[:MESSAGE_CHARACTERS_MAX], found.version, found.digest)
