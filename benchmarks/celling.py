@@ -87,7 +87,7 @@ class _Side:
 
     def __init__(self, server: SowServer, addresses: Sequence[str], records: int) -> None:
         self.cpu_micros: list[float] = []
-        """Of each record, by round."""
+        """CPU time of each record, by round."""
         self._server = server
         self._addresses = addresses
         self._records = records

@@ -51,7 +51,13 @@ def prepare(cells: Mapping[str, Config]) -> None:
 def to_make(cells: Mapping[str, Config]) -> str:
     """The text of the file, if it is to be made ([1]); "": it is good. Raises ConfigError."""
     path = _file(cells)
-    ours = path == next(iter(cells.values())).server.data_dir.parent / PLACEMENT
+    first = next(iter(cells.values()))
+    if first.placement.ca is None and all(listener.files is not None for listener in first.listeners):
+        raise ConfigError(
+            "[placement] ca: is needed, because the cells ask each other over TLS for their placement; it has the "
+            "authority of the server's certificate"
+        )
+    ours = path == first.server.data_dir.parent / PLACEMENT
     if ours and not path.exists():
         return _made(cells, 1)
     placement = load_placement(path)

@@ -1,4 +1,4 @@
-"""`sow-server --cells N`: one command runs several servers, and none is lost (supervisor [1] to [6])."""
+"""`sow-server --cells N`: one command runs several servers, and none is lost (rule C9)."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from sow_server.supervision import directories
 from sow_server.supervision.output import LINE_BYTES_MAX, Lines, Output
 from sow_server.supervision.pauses import PAUSE_SECONDS_MAX, WELL_SECONDS, Pauses
 from sow_server.supervision.placement_file import prepare, to_make
+from tests.support.servers.certificates import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -272,6 +273,16 @@ def test_without_one_address_for_clients_a_file_is_asked_for(machine: Machine, c
     with pytest.raises(ConfigError, match=said):
         prepare(machine.cells(2, config))
     assert not machine.made.exists()
+
+
+def test_cells_that_speak_tls_need_the_authority_by_which_they_ask_each_other(machine: Machine) -> None:
+    authority = Authority(machine.folder, "ca")
+    issued = authority.issue("sow")
+    tls = f'[server.tls]\ncertificate = "{issued.certificate}"\nkey = "{issued.key}"\n'
+    with pytest.raises(ConfigError, match=r"^\[placement\] ca: is needed, because the cells ask each other over TLS"):
+        prepare(machine.cells(2, tls))
+    prepare(machine.cells(2, f'{tls}[placement]\nfile = "sow-data/placement.toml"\nca = "{authority.file}"\n'))
+    assert list(load_placement(machine.made).cells) == ["cell-1", "cell-2"]
 
 
 def test_a_check_makes_nothing(machine: Machine) -> None:
