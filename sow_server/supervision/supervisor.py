@@ -59,6 +59,10 @@ class Starting:
     arguments: tuple[str, ...]
     once: tuple[str, ...] = ()
 
+    def options(self, starts: int) -> tuple[str, ...]:
+        """The arguments of the server, after so many starts."""
+        return self.arguments if starts else (*self.arguments, *self.once)
+
 
 def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str]) -> int:
     """Starts all cells and watches them until it is told to stop; returns the exit code. `arguments`: those of each
@@ -243,12 +247,12 @@ class _Cell:
 
     async def _start(self) -> asyncio.subprocess.Process:
         descriptor = self._supervisor.descriptor
-        once = () if self._starts else self._starting.once
+        options = self._starting.options(self._starts)
         self._starts += 1
         # The modules come from where this process has them. With -m alone they could come from the working directory.
         paths = os.pathsep.join(map(os.path.abspath, sys.path))
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "sow_server", *self._starting.arguments, *once),
+            *(sys.executable, "-P", "-m", "sow_server", *options),
             *("--supervised", str(descriptor)),
             env=os.environ | {"PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from sow_server.supervision import directories
 from sow_server.supervision.output import LINE_BYTES_MAX, Lines, Output
 from sow_server.supervision.pauses import PAUSE_SECONDS_MAX, WELL_SECONDS, Pauses
 from sow_server.supervision.placement_file import prepare, to_make
+from sow_server.supervision.supervisor import Starting
 from tests.support.servers.certificates import Authority
 
 
@@ -43,6 +47,39 @@ def test_the_pause_doubles_up_to_a_bound_and_begins_anew_after_a_good_life() -> 
     assert [pauses.ended(0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert pauses.ended(WELL_SECONDS - 0.1) == PAUSE_SECONDS_MAX, "ready, but not for long"
     assert [pauses.ended(WELL_SECONDS), pauses.ended(0)] == [1, 2]
+
+
+# --- the process of a cell -------------------------------------------------------------------------------------------
+
+
+def test_options_for_one_start_are_not_those_of_the_next() -> None:
+    """A cell that is started again must not accept another loss."""
+    starting = Starting("cell-1", Path("data"), ("--cells", "2"), ("--accept-loss",))
+    assert [starting.options(starts) for starts in range(3)] == [
+        ("--cells", "2", "--accept-loss"),
+        ("--cells", "2"),
+        ("--cells", "2"),
+    ]
+
+
+@pytest.mark.slow
+def test_a_cell_gets_sigterm_once_the_supervisor_has_gone_and_not_before() -> None:
+    program = (
+        "import sys; from sow_server.supervision.supervised import stop_with; stop_with(int(sys.argv[1])); input()"
+    )
+    read, written = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(read)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        pass_fds=[read],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as cell:
+        os.close(read)
+        with pytest.raises(subprocess.TimeoutExpired):
+            cell.wait(0.5)
+        os.close(written)
+        assert cell.wait(60) == -signal.SIGTERM
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------
