@@ -383,7 +383,9 @@ def _cells(
     running.push_async_callback(watch.close)
     reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]
     loop.add_signal_handler(signal.SIGHUP, lambda: [reload() for reload in reloads])
-    return cells, [PeriodicJob("cells", watch.look, WATCH_SECONDS)]
+    job = PeriodicJob("cells", watch.look, WATCH_SECONDS, at_once=True)
+    cells.look = job.run
+    return cells, [job]
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:

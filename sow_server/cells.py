@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -73,6 +73,8 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
             own, version = places.placement.version, answer.version
             versions = f"version {version}, here it is {own}" if version != own else f"another content of version {own}"
             return Trouble.DIFFERS, f"{address} has {versions}"
+    if cell == places.cell:
+        return None  # it answers: this is one of its servers
     faults = [f"{address}: {answer}" for address, answer in answers.items() if isinstance(answer, str)]
     if len(faults) == len(answers):
         return Trouble.UNREACHABLE, "; ".join(faults)
@@ -93,6 +95,9 @@ class Cells:
         self._readers = readers
         self._authorizer = authorizer
         self._settled = settled
+        self.look: Callable[[], Coroutine[Any, Any, None]] | None = None
+        """Asks the other cells at once, as the reload of a placement is when they are most likely to differ."""
+        self._looking: asyncio.Task[None] | None = None
         self._one_reload = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
 
@@ -121,6 +126,7 @@ class Cells:
             places, before = self.places, self.places.placement
             try:
                 placement = await asyncio.get_running_loop().run_in_executor(self._readers, load_placement, places.file)
+                self._look_soon()
                 if placement.digest == places.digest:
                     return Reloaded(before.version, places.digest, changed=False)
                 if placement.version <= before.version:
@@ -139,6 +145,10 @@ class Cells:
             await self._settled()
         log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
         return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
+
+    def _look_soon(self) -> None:
+        if self.look is not None:
+            self._looking = asyncio.get_running_loop().create_task(self.look())
 
     def reload_soon(self) -> None:
         """Reads the placement file again (SIGHUP)."""

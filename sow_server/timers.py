@@ -138,7 +138,7 @@ class Timers:
             *options.more,
         )
         self._planned = [
-            (self._scheduler.add_job(job.run, Every(interval)), interval)
+            (self._scheduler.add_job(job.run, Every(interval, at_once=job.at_once)), interval)
             for job in self.jobs
             for interval in [timedelta(seconds=job.seconds)]
         ]
@@ -263,11 +263,15 @@ class Timers:
 class Every(BaseTrigger):  # type: ignore[misc]  # it has no types
     """Due once an interval. Of the intervals that are over, only the last one counts ([1])."""
 
-    def __init__(self, interval: timedelta) -> None:
+    def __init__(self, interval: timedelta, *, at_once: bool = False) -> None:
+        """`at_once`: due once the scheduler starts, too."""
         self._interval: Final = interval
+        self._at_once: Final = at_once
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """As APScheduler calls it: later than `now`."""
+        """As APScheduler calls it: later than `now`, but for the first time of those that are due at once."""
+        if previous_fire_time is None and self._at_once:
+            return now
         planned = (previous_fire_time or now) + self._interval
         return planned if planned > now else now + self._interval
 
@@ -276,9 +280,13 @@ class PeriodicJob:
     """A periodic job. A run that comes due while the last one is still running is skipped; the next run does all the
     work."""
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], seconds: float, *, at_once: bool = False
+    ) -> None:
+        """`at_once`: it runs at the start for the first time, and not only after `seconds`."""
         self.name: Final = name
         self.seconds: Final = seconds
+        self.at_once: Final = at_once
         self._work = work
         self._began: float | None = None
         self._told = False

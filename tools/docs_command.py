@@ -69,6 +69,7 @@ GROUPS: Final = {
             "accept-clock",
             "replication",
             "backup",
+            "cells",
             "console",
             "http",
             "bench",

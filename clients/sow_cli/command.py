@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "quota": "policies",
     "replication": "replication",
     "backup": "replication",
+    "cells": "placement",
     "status": "server",
     "instance": "server",
     "doctor": "doctor",

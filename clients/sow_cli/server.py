@@ -11,7 +11,7 @@ from sow.version import __version__
 from sow_cli import arguments, display, watched
 from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
-from sow_client import SowError, Status
+from sow_client import Client, SowError, Status
 
 VERSION_SECONDS_MAX: Final = 0.5
 """`sow --version` waits this long for a connection: the version of the command is the main thing."""
@@ -57,7 +57,7 @@ def status(session: Session, output: Output, watch: str | None) -> None:
         if watch is not None:
             watched.show(client, output, watch)
         else:
-            output.one(_facts(client.status()))
+            output.one([*_facts(client.status()), *_cells(client)])
 
 
 @click.command(short_help="Show which instance answers.")
@@ -125,6 +125,25 @@ def accept_clock(session: Session, output: Output) -> None:
     with session.client() as client:
         done = client.accept_clock()
     output.one([moment("before", done.before), moment("after", done.after)])
+
+
+def _cells(client: Client) -> list[Fact]:
+    """The cell of the server, and what is wrong with cells; nothing where there are none, or the server knows none."""
+    try:
+        found = client.placement()
+    except SowError as error:
+        if error.reason != "UNIMPLEMENTED":
+            raise
+        return []
+    if not found.cell:
+        return []
+    problems = [f"{problem.cell} {problem.kind.lower()}" for problem in found.problems]
+    shown = ", ".join([*problems, *([f"{display.counted(len(found.strays), 'stray')}"] if found.strays else [])])
+    return [
+        Fact("cell", found.cell, f"{found.cell}  (placement {found.version})"),
+        Fact("cell_problems", problems, shown or "none", label="cells"),
+        Fact("stray_topics", len(found.strays), ""),
+    ]
 
 
 def _facts(status: Status) -> list[Fact]:

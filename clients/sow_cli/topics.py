@@ -203,9 +203,10 @@ def describe(session: Session, output: Output, name: str) -> None:
 @click.argument("name")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.option("--unshipped", is_flag=True, help="Also while a peer has not received all changes; it never will.")
+@click.option("--here", is_flag=True, help="Delete the copy that is left here of a topic that lives in another cell.")
 @output_option
 @click.pass_obj
-def delete(session: Session, output: Output, name: str, force: bool, unshipped: bool) -> None:
+def delete(session: Session, *, output: Output, name: str, force: bool, unshipped: bool, here: bool) -> None:
     """Delete the topic NAME with its records and its journal, on this server only.
 
     The command asks first on a terminal; without a terminal it needs --force. --force does not cover other instances:
@@ -215,9 +216,10 @@ def delete(session: Session, output: Output, name: str, force: bool, unshipped: 
     Example:
       sow topic delete orders
     """
-    confirm(f"Delete topic {name} with all its records and its journal?", force=force)
+    copy = "the copy here of " if here else ""
+    confirm(f"Delete {copy}topic {name} with all its records and its journal?", force=force)
     with session.client() as client:
-        deleted = client.delete_topic(name, force=unshipped)
+        deleted = client.delete_topic(name, force=unshipped, here=here)
     output.one([Fact("topic", name, name), Fact("deleted_records", deleted, display.count(deleted))])
 
 

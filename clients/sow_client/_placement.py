@@ -69,6 +69,9 @@ class Placement:
     """The first that matches counts."""
     strays: tuple[Stray, ...] = ()
     problems: tuple[CellProblem, ...] = ()
+    copy: Stray | None = None
+    """The topic that was asked for, as it is stored in the cell of the server, wherever it is placed; None: it does not
+    exist there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +95,19 @@ def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
         message.topic_cell,
         message.default_cell,
         tuple(PlacedTopics(placed.pattern, placed.cell) for placed in message.topics),
-        tuple(
-            Stray(
-                stray.topic,
-                stray.cell,
-                stray.records,
-                datetime_of(stray.last_change_micros) if stray.last_change_micros else None,
-            )
-            for stray in message.strays
-        ),
+        tuple(map(_stray, message.strays)),
         tuple(
             CellProblem(problem.cell, _TROUBLE[problem.kind], datetime_of(problem.since_micros), problem.message)
             for problem in message.problems
             if problem.kind in _TROUBLE
         ),
+        _stray(message.copy) if message.HasField("copy") else None,
     )
+
+
+def _stray(message: admin_pb2.Stray) -> Stray:
+    last = datetime_of(message.last_change_micros) if message.last_change_micros else None
+    return Stray(message.topic, message.cell, message.records, last)
 
 
 def reloaded(message: admin_pb2.ReloadPlacementResponse) -> PlacementReloaded:

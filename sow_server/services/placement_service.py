@@ -47,8 +47,12 @@ class PlacementService:
             [admin_pb2.PlacedTopics(pattern=placed.pattern, cell=placed.cell) for placed in placement.topics]
         )
         strays = call.topics(stray=True)
+        topic = call.existing(request.topic)
         run = asyncio.get_running_loop().run_in_executor
         response.strays.extend(await run(self._readers, self._described, places, strays))
+        if topic is not None:
+            (copy,) = await run(self._readers, self._described, places, [topic])
+            response.copy.CopyFrom(copy)
         response.problems.extend(
             [
                 admin_pb2.CellProblem(
@@ -72,7 +76,7 @@ class PlacementService:
                 found.append(
                     admin_pb2.Stray(
                         topic=topic.name,
-                        cell=places.elsewhere(topic.name) or "",
+                        cell=places.elsewhere(topic.name) or places.cell,
                         records=counts[topic.id].live if topic.id in counts else 0,
                         last_change_micros=0 if commit is None else commit.commit_time_micros,
                     )

@@ -304,7 +304,10 @@ def test_everybody_learns_of_a_placement_as_much_as_the_caller_may(guarded: Cell
         assert told("nobody") == {"cell", "version", "digest", "cells"}
         assert told("desk", "orders") == {"cell", "version", "digest", "cells", "topic_cell"}
         assert told("desk", "other") == {"cell", "version", "digest", "cells"}
-        assert told("sight") == {"cell", "version", "digest", "cells", "default_cell", "topics", "strays"}
+        until(lambda: "problems" in told("sight"), 30, "the first look at the other cell")
+        every = {"cell", "version", "digest", "cells", "default_cell", "topics", "strays", "problems"}
+        assert told("sight") == every
+        assert told("sight", "own") == {*every, "topic_cell", "copy"}, "it may know of all topics"
         guessed = _as(channel, "guessed", "AdminService.GetPlacement", admin_pb2.GetPlacementRequest())
         assert guessed.reason == "UNAUTHENTICATED"
         denied = _as(channel, "desk", "AdminService.ReloadPlacement", admin_pb2.ReloadPlacementRequest())

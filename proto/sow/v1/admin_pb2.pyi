@@ -1127,6 +1127,7 @@ class GetPlacementResponse(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     STRAYS_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
+    COPY_FIELD_NUMBER: _builtins.int
     cell: _builtins.str
     """The cell of this server, from `[placement] cell`. Empty: this server has no placement, and the rest is empty, too."""
     version: _builtins.int
@@ -1153,6 +1154,10 @@ class GetPlacementResponse(_message.Message):
     def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___CellProblem]:
         """The cells that another placement, or nobody, answers for."""
 
+    @_builtins.property
+    def copy(self) -> Global___Stray:
+        """The topic of the request as it is stored here, wherever it is placed. Unset: it does not exist here."""
+
     def __init__(
         self,
         *,
@@ -1165,10 +1170,11 @@ class GetPlacementResponse(_message.Message):
         topics: _abc.Iterable[Global___PlacedTopics] | None = ...,
         strays: _abc.Iterable[Global___Stray] | None = ...,
         problems: _abc.Iterable[Global___CellProblem] | None = ...,
+        copy: Global___Stray | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "strays", b"strays", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "strays", b"strays", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

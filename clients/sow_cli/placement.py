@@ -1,0 +1,123 @@
+"""`sow cells`: the cells that topics live in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from sow_cli import display
+from sow_cli.output import Fact, Output, moment, note, output_option
+from sow_cli.session import Session
+from sow_client import CellProblem, Placement
+
+_NAMES = ("cell", "servers", "state", "since", "topics", "message")
+NO_CELLS = "this server has no placement: all topics live here"
+
+
+@click.group(short_help="Show in which cells topics live.")
+def cells() -> None:
+    """The cells of a name space: servers that share its topics."""
+
+
+@cells.command(name="list", short_help="Show the cells, and which topics live there.")
+@output_option
+@click.pass_obj
+def list_cells(session: Session, output: Output) -> None:
+    """Show the cells of a name space: their addresses, their state, and the patterns of their topics.
+
+    State and patterns need the action observe. `differs` is a cell with another placement, or with none; `unreachable`
+    one of which no address answers. The server asks every 10 s.
+
+    \b
+    Example:
+      sow cells list
+    """
+    with session.client() as client:
+        found = client.placement()
+    if not found.cell:
+        note(NO_CELLS)
+    output.many(list(_rows(found)), names=_NAMES, nothing="")
+    if output.is_table and found.cell:
+        note(f"this server is of the cell {found.cell}; the placement has version {found.version}")
+        if found.strays:
+            note(f"{display.counted(len(found.strays), 'topic')} here live elsewhere: sow doctor")
+
+
+def _rows(found: Placement) -> Iterator[Sequence[Fact]]:
+    problems = {problem.cell: problem for problem in found.problems}
+    for cell, servers in found.cells.items():
+        problem = problems.get(cell)
+        topics = [placed.pattern for placed in found.topics if placed.cell == cell]
+        shown = [*topics, *(["all others"] if found.default == cell else [])]
+        yield [
+            Fact("cell", cell, cell),
+            Fact("servers", list(servers), ", ".join(servers)),
+            *_state(problem, asked=bool(found.default)),
+            Fact("topics", topics, display.safe(", ".join(shown))),
+            Fact("message", None if problem is None else problem.message, _message(problem)),
+        ]
+
+
+def _state(problem: CellProblem | None, *, asked: bool) -> list[Fact]:
+    """The state and its begin; without `asked` the caller may not know them."""
+    if problem is None:
+        return [Fact("state", "ok" if asked else None, "ok" if asked else ""), Fact("since", None, "")]
+    state = problem.kind.lower()
+    return [Fact("state", state, state), moment("since", problem.since)]
+
+
+def _message(problem: CellProblem | None) -> str:
+    return "" if problem is None else display.safe(problem.message)
+
+
+@cells.command(short_help="Tell in which cell a topic lives.")
+@click.argument("topic")
+@output_option
+@click.pass_context
+def where(context: click.Context, output: Output, topic: str) -> None:
+    """Tell in which cell TOPIC lives, whether or not it exists. The exit code is 1 if the caller may not know it.
+
+    \b
+    Example:
+      sow cells where orders
+    """
+    session: Session = context.obj
+    with session.client() as client:
+        found = client.placement(topic)
+    if not found.cell:
+        note(NO_CELLS)
+    servers = list(found.cells.get(found.topic_cell, ()))
+    output.one(
+        [
+            Fact("topic", topic, display.safe(topic)),
+            Fact("cell", found.topic_cell or None, found.topic_cell),
+            Fact("servers", servers, ", ".join(servers)),
+            Fact("here", found.topic_cell == found.cell, "yes" if found.topic_cell == found.cell else "no"),
+        ]
+    )
+    if found.cell and not found.topic_cell:
+        context.exit(1)
+
+
+@cells.command(short_help="Read the placement file again.")
+@output_option
+@click.pass_obj
+def reload(session: Session, output: Output) -> None:
+    """Make the server read its placement file again; of several addresses, only the one in use does. Nothing changes if
+    the file has a fault, or another content without a higher version. Streams on topics that have gone end.
+
+    \b
+    Example:
+      sow cells reload
+    """
+    with session.client() as client:
+        done = client.reload_placement()
+    output.one(
+        [
+            Fact("version", done.version, str(done.version)),
+            Fact("changed", done.changed, "yes" if done.changed else "no"),
+            Fact("ended_calls", done.ended_calls, display.count(done.ended_calls)),
+            Fact("digest", done.digest, done.digest),
+        ]
+    )

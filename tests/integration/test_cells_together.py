@@ -1,0 +1,155 @@
+"""Two and three cells of one name space (rules C1 to C7): real servers that ask each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sow_cli import command
+from sow_client import Client, Placement, SowError
+from tests.support.servers.cells import CellServer, placement
+from tests.support.servers.server import ServerProcess, free_port, until
+
+
+class Together:
+    """Cells a, b and c; c is not started at first."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        ports = {cell: free_port() for cell in "abc"}
+        self.addresses = {cell: [f"127.0.0.1:{port}"] for cell, port in ports.items()}
+        self.servers = {
+            cell: stack.enter_context(CellServer(folder / cell, cell, self.text(1), port=port, start=cell != "c"))
+            for cell, port in ports.items()
+        }
+        self.clients = {cell: stack.enter_context(Client(addresses[0])) for cell, addresses in self.addresses.items()}
+
+    def text(self, version: int, *topics: tuple[str, str], default: str = "a") -> str:
+        return placement(version, *topics, default=default, cells=self.addresses)
+
+    def reload(self, text: str, cells: Sequence[str]) -> None:
+        for cell in cells:
+            self.servers[cell].rewrite(text)
+            self.clients[cell].reload_placement()
+
+    def settle(self, text: str) -> None:
+        """All cells have this placement, and know it of each other."""
+        self.reload(text, ["a", "b", "c"])
+        for cell, client in self.clients.items():
+
+            def even(cell: str = cell, client: Client = client) -> bool:
+                client.reload_placement()  # it looks at the others at once
+                return self.problems(cell) == {}
+
+            until(even, 30, f"{cell} sees that all are even")
+
+    def problems(self, cell: str) -> dict[str, str]:
+        return {problem.cell: problem.kind for problem in self.clients[cell].placement().problems}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    with ExitStack() as stack:
+        yield Together(tmp_path_factory.mktemp("together"), stack)
+
+
+def test_a_difference_is_told_at_both_and_a_cell_that_is_away_by_name(together: Together) -> None:
+    a, b = "a", "b"
+    together.reload(together.text(2), [a])
+    until(lambda: together.problems(a) == {"b": "DIFFERS", "c": "UNREACHABLE"}, 30, "a sees that b has version 1")
+    together.reload(together.text(3), [b])
+    until(lambda: together.problems(b) == {"a": "DIFFERS", "c": "UNREACHABLE"}, 30, "b sees that a has version 2")
+    (found,) = [one for one in together.clients[b].placement().problems if one.cell == a]
+    assert found.message == f"{together.addresses[a][0]} has version 2, here it is 3"
+    told = [event for event in together.servers[a].events("cell_in_trouble") if event["cell"] == b]
+    assert told[-1]["trouble"] == "DIFFERS"
+
+    together.servers["c"].rewrite(together.text(4))
+    together.servers["c"].start()
+    together.reload(together.text(4), [a, b])
+    together.clients[a].reload_placement()
+    until(lambda: together.problems(b) == {}, 30, "b sees that all are even")
+    assert "c" in {event["cell"] for event in together.servers[b].events("cell_is_well")}
+
+
+def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Together) -> None:
+    """The runbook by hand: the topic is copied, the old cell is reloaded first, then the new one."""
+    old, new = together.clients["a"], together.clients["b"]
+    version = old.placement().version
+    old.create_topic("moved", key=["/id"])
+    old.publish("moved", {"id": 1})
+    together.settle(together.text(version + 1, ("moved", "b")))
+    with pytest.raises(SowError) as refused:
+        old.publish("moved", {"id": 2})
+    assert (refused.value.reason, refused.value.details["servers"]) == (
+        "TOPIC_ELSEWHERE",
+        together.addresses["b"][0],
+    )
+    new.create_topic("moved", key=["/id"])
+    new.publish("moved", {"id": 1})
+
+    placed = old.placement("moved")
+    assert (placed.topic_cell, [stray.topic for stray in placed.strays]) == ("b", ["moved"])
+    findings = doctor(together, "a")
+    assert len(findings) == 1
+    assert "the topic moved lives in the cell b, and 1 record of it are left in a" in findings[0]["found"]
+    assert "the copy there is newer" in findings[0]["found"]
+    assert findings[0]["advice"] == "sow topic delete moved --here"
+
+    (status,) = sow(together.addresses["a"][0], "status")
+    assert (status["cell"], status["stray_topics"]) == ("a", 1)
+    sow(together.addresses["a"][0], "topic", "delete", "moved", "--here", "--force")
+    assert not old.placement().strays
+    assert [one["level"] for one in doctor(together, "a")] == ["ok"]
+
+
+def sow(address: str, *arguments: str) -> list[dict[str, object]]:
+    """The rows of a command."""
+    done = CliRunner().invoke(command.sow, ["--server", address, *arguments, "--format", "ndjson"])
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def doctor(together: Together, cell: str) -> list[dict[str, str]]:
+    rows = sow(together.addresses[cell][0], "doctor")
+    return [{name: str(value) for name, value in row.items()} for row in rows if row["check"] == "cells"]
+
+
+def test_a_newer_copy_at_the_wrong_cell_is_a_fault(together: Together) -> None:
+    """A wrong switch: the placement sent a topic away, and was put right by hand at one cell only."""
+    a, b = together.clients["a"], together.clients["b"]
+    version = a.placement().version
+    b_first = together.text(version + 1, ("torn", "b"))
+    together.reload(b_first, ["a", "b", "c"])
+    b.create_topic("torn", key=["/id"])
+    b.publish("torn", {"id": 1})
+    together.reload(together.text(version + 2), ["a", "b", "c"])
+    a.create_topic("torn", key=["/id"])
+    a.publish("torn", {"id": 2})
+    together.settle(together.text(version + 3, ("torn", "b")))
+    (finding,) = doctor(together, "a")
+    assert (finding["level"], "the copy here is newer" in finding["found"]) == ("fault", True)
+
+
+def test_the_command_shows_cells(together: Together) -> None:
+    version = together.clients["a"].placement().version + 1
+    together.reload(together.text(version, (r"eu\..*", "b"), ("us", "c"), (r"eu", "b")), ["a", "b", "c"])
+    address = together.addresses["a"][0]
+    listed = sow(address, "cells", "list")
+    assert [(one["cell"], one["topics"]) for one in listed] == [("a", []), ("b", [r"eu\..*", "eu"]), ("c", ["us"])]
+    assert listed[0]["servers"] == together.addresses["a"]
+    (where,) = sow(address, "cells", "where", "eu.x")
+    assert (where["cell"], where["here"]) == ("b", False)
+    (again,) = sow(address, "cells", "reload")
+    assert (again["version"], again["changed"]) == (version, False)
+
+
+def test_a_server_without_placement_has_an_empty_cell(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server, server.client() as client:
+        assert client.placement("orders") == Placement("")
+        with pytest.raises(SowError, match="this server has no placement"):
+            client.reload_placement()
+        assert sow(server.address, "cells", "list") == []

@@ -1,0 +1,203 @@
+"""The placement of topics in cells: its file, its decisions, and what is made of other cells' answers (C1 to C7)."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sow_server import placement as placing
+from sow_server.cells import Answer, Trouble, trouble_of
+from sow_server.config import ConfigError, load
+from sow_server.engine.values.errors import Reason, StoreError
+from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
+from tests.support.servers.cells import NOBODY, placement
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "placement.toml"
+    path.write_text(text)
+    return path
+
+
+def places(folder: Path, text: str, cell: str = "a") -> Places:
+    path = written(folder, text)
+    return Places(cell, path, load_placement(path))
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ": version: is missing"),
+        ('version = "1"', ': version: expected an integer, found the text "1"'),
+        ("version = 0", ": version: 0 is below the minimum, 1"),
+        ("version = 1", ": cells: expected the table [cells] with the addresses of each cell"),
+        ("version = 1\n[cells]", ":2: cells: expected the table [cells] with the addresses of each cell"),
+        ('version = 1\n[cells]\na = ["h:1"]', ": default: is missing"),
+        ('version = 1\ndefault = "b"\n[cells]\na = ["h:1"]', ': default: "b" is none of [cells]'),
+        ('version = 1\ndefault = "a"\n[cells]\na = []', ":3: [cells] a: has no address"),
+        ('version = 1\ndefault = "a"\n[cells]\na = "h:1"', ":3: [cells] a: expected addresses such as"),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h"]', ':3: [cells] a: "h" is not host:port'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:0"]', ':3: [cells] a: "h:0" names no port'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1", "h:1"]', ':3: [cells] a: "h:1" occurs twice'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\nb = ["H:1"]', ':3: [cells] b: "H:1" occurs in "a", too'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\na = ["h:2"]', ":5:12: cannot overwrite a value"),
+        ('version = 1\ndefault = "a"\n[cells]\n"_x" = ["h:1"]', ":3: [cells] _x: expected 1 to 100 of"),
+        (placement(1, ("orders", "c")), ':6: [topics[0]] cell: "c" is none of [cells]'),
+        (placement(1, ("x", "a"), ("(", "b")), ":9: [topics[1]] pattern:"),
+        (placement(1) + "[[topics]]\ncell = 'a'\n", ":6: [topics[0]] pattern: is missing"),
+        (placement(1) + "[[topics]]\npattern = 'a'\n", ":6: [topics[0]] cell: is missing"),
+        (placement(1) + "[[topics]]\npatern = 'a'\n", ":6: [topics[0]] patern: unknown key, did you mean pattern?"),
+        ("topics = 3\n" + placement(1), ": topics: expected tables, each under the heading [[topics]]"),
+        ("deflaut = 3\n" + placement(1), ": deflaut: unknown key, did you mean default?"),
+    ],
+)
+def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, told: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as refused:
+        load_placement(path)
+    assert str(refused.value).startswith(f"{path}{told}")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("CELLS_MAX", placement(1)),
+        ("PATTERNS_MAX", placement(1, ("a", "a"), ("b", "a"))),
+        ("SERVERS_CHARACTERS_MAX", placement(1)),
+    ],
+)
+def test_a_placement_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    path = written(tmp_path, text)
+    load_placement(path)
+    monkeypatch.setattr(placing, name, 1)
+    with pytest.raises(ConfigError, match="more than"):
+        load_placement(path)
+
+
+def test_the_configuration_names_the_file_and_an_own_cell(tmp_path: Path) -> None:
+    written(tmp_path, placement(1))
+    config = tmp_path / "sow.toml"
+
+    def configured(text: str) -> Places | None:
+        config.write_text(text)
+        return configured_places(load(config))
+
+    assert configured("") is None
+    found = configured('[placement]\ncell = "b"\nfile = "placement.toml"\n')
+    assert found is not None
+    assert (found.cell, found.file) == ("b", tmp_path / "placement.toml")
+    with pytest.raises(ConfigError, match=r'placement.toml: \[cells\] has no "c", the name of this cell'):
+        configured('[placement]\ncell = "c"\nfile = "placement.toml"\n')
+    with pytest.raises(ConfigError, match=r"\[placement\] file: also needs cell"):
+        configured('[placement]\nfile = "placement.toml"\n')
+    with pytest.raises(ConfigError, match=r"\[placement\] cell: also needs file"):
+        configured('[placement]\ncell = "a"\n')
+    with pytest.raises(ConfigError, match=r"gone.toml: cannot be read"):
+        configured('[placement]\ncell = "a"\nfile = "gone.toml"\n')
+
+
+def test_a_digest_is_of_the_content_and_not_of_the_text(tmp_path: Path) -> None:
+    first = places(tmp_path, placement(1, ("x", "b"))).digest
+    shuffled = f'default = "a"  # a word\nversion = 1\n[cells]\nb = ["{NOBODY}"]\na = ["127.0.0.1:2"]\n'
+    shuffled += "[[topics]]\ncell = 'b'\npattern = \"x\"\n"
+    assert places(tmp_path, shuffled).digest == first
+    others = [placement(2, ("x", "b")), placement(1, ("y", "b")), placement(1, ("x", "a")), placement(1)]
+    others.append(placement(1, ("x", "b"), default="b"))
+    others.append(placement(1, ("x", "b"), cells={"a": ["127.0.0.1:3"], "b": [NOBODY]}))
+    assert len({first, *(places(tmp_path, text).digest for text in others)}) == len(others) + 1
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+NAMES = st.text("ab.", min_size=1, max_size=4)
+PATTERNS = st.sampled_from(["a", "b.*", ".*", r"a\..*", "a|b", "[ab]+", ".b", r".*\.a"])
+
+
+@given(
+    st.lists(st.tuples(PATTERNS, st.sampled_from("abc")), max_size=6),
+    st.sampled_from("abc"),
+    st.lists(NAMES, max_size=20),
+)
+def test_the_first_pattern_of_the_whole_name_counts(
+    topics: list[tuple[str, str]], default: str, names: list[str]
+) -> None:
+    """A model: Python's own expressions, from the top to the bottom; asked twice, as decisions are remembered."""
+    text = placement(1, *topics, default=default, cells={cell: [f"h:{port}"] for port, cell in enumerate("abc", 1)})
+    path = Path("/dev/shm") / f"placement-{random.getrandbits(64):x}.toml"
+    try:
+        path.write_text(text)
+        found = Places("a", path, load_placement(path))
+    finally:
+        path.unlink()
+    for name in names * 2:
+        cell = next((cell for pattern, cell in topics if re.fullmatch(pattern, name)), default)
+        assert found.elsewhere(name) == (None if cell == "a" else cell)
+
+
+def test_decisions_are_bounded_and_go_with_their_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = places(tmp_path, placement(1, ("x.*", "b")))
+    asked: list[str] = []
+    cell_of = Placement.cell_of
+
+    def counted(self: Placement, name: str) -> str:
+        asked.append(name)
+        return cell_of(self, name)
+
+    monkeypatch.setattr(Placement, "cell_of", counted)
+    for _ in range(3):
+        assert found.elsewhere("x1") == "b"
+    assert asked == ["x1"]
+    for number in range(DECISIONS_KEPT + 1):
+        found.elsewhere(f"t{number}")
+    _, decided = found._used
+    assert len(decided) <= DECISIONS_KEPT
+    found.use(load_placement(written(tmp_path, placement(2))))
+    assert found.elsewhere("x1") is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "_system", "x" * 201, "ä"])
+def test_no_pattern_runs_over_a_name_that_no_topic_can_have(tmp_path: Path, name: str) -> None:
+    found = places(tmp_path, placement(1, (".*", "b")))
+    with pytest.raises(StoreError) as refused:
+        found.refusal(name)
+    assert refused.value.reason is Reason.TOPIC_NAME_INVALID
+    assert not found._used[1]
+
+
+def test_the_refusal_of_many_long_addresses_fits_into_trailers(tmp_path: Path) -> None:
+    servers = [f"{'h' * 240}.{number}:7450" for number in range(7)]
+    found = places(tmp_path, placement(1, (".*", "b"), cells={"a": ["h:1"], "b": servers}))
+    error = found.refusal("t" * 200)
+    assert error is not None
+    assert error.details["servers"].split(",") == servers
+    assert len(error.details["servers"]) < 2_100
+
+
+# -- what others say ---------------------------------------------------------------------------------------------------
+
+
+def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
+    found = places(tmp_path, placement(3))
+    same = Answer("b", 3, found.digest)
+    assert trouble_of(found, "b", {"h:1": same, "h:2": "UNAVAILABLE: no"}) is None
+    assert trouble_of(found, "b", {"h:1": "no", "h:2": "never"}) == (Trouble.UNREACHABLE, "h:1: no; h:2: never")
+    assert trouble_of(found, "b", {"h:1": same, "h:2": Answer("", 0, "")}) == (
+        Trouble.DIFFERS,
+        "h:2 has no placement",
+    )
+    assert trouble_of(found, "b", {"h:1": same._replace(cell="c")}) == (
+        Trouble.DIFFERS,
+        "h:1 says that it is the cell c",
+    )
+    assert trouble_of(found, "b", {"h:1": Answer("b", 2, "x")}) == (Trouble.DIFFERS, "h:1 has version 2, here it is 3")
+    assert trouble_of(found, "a", {"h:1": "no"}) is None, "it is the cell of this server, which runs"
+    other = Answer("b", 3, "x")
+    assert trouble_of(found, "b", {"h:1": other}) == (Trouble.DIFFERS, "h:1 has another content of version 3")
