@@ -10,11 +10,11 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from sow_server.access.authorizer import Authorizer
+from sow_server.access.audit import Value
 from sow_server.config import ConfigError
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places, load_placement
@@ -81,19 +81,28 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
     return None
 
 
+class Calls(Protocol):
+    """The calls under way, and the audit log (the authorizer)."""
+
+    def placement_changed(self) -> int:
+        """Ends the calls whose topics have gone; returns their number."""
+
+    def tell_signal(self, event: str, signal: str, fields: Mapping[str, Value]) -> None:
+        """Tells the begin or the end of a reload by a signal."""
+
+
 class Cells:
     """Reloads the placement of this server. Event loop only."""
 
     def __init__(
-        self, places: Places, readers: Executor, authorizer: Authorizer, settled: Callable[[], Awaitable[object]]
+        self, places: Places, readers: Executor, calls: Calls, settled: Callable[[], Awaitable[object]]
     ) -> None:
-        """`authorizer`: ends the calls whose topics have gone. `settled`: returns once what the writer has begun is
-        committed."""
+        """`settled`: returns once what the writer has begun is committed."""
         self.places: Final = places
         self.problems: dict[str, Problem] = {}
         """Those that last, by cell."""
         self._readers = readers
-        self._authorizer = authorizer
+        self._calls = calls
         self._settled = settled
         self.look: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Asks the other cells at once, as the reload of a placement is when they are most likely to differ."""
@@ -141,7 +150,7 @@ class Cells:
                 raise StoreError(
                     Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
                 ) from error
-            ended = self._authorizer.placement_changed()
+            ended = self._calls.placement_changed()
             await self._settled()
         log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
         return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
@@ -155,10 +164,10 @@ class Cells:
         self._reloading = asyncio.get_running_loop().create_task(self._reload_by_signal())
 
     async def _reload_by_signal(self) -> None:
-        self._authorizer.tell_signal("begin", SIGNAL, {"decision": "allowed"})
+        self._calls.tell_signal("begin", SIGNAL, {"decision": "allowed"})
         try:
             reloaded = await self.reload()
         except StoreError as error:  # the log has it
-            self._authorizer.tell_signal("end", SIGNAL, {"code": error.reason.name})
+            self._calls.tell_signal("end", SIGNAL, {"code": error.reason.name})
         else:
-            self._authorizer.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})
+            self._calls.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})

@@ -157,8 +157,8 @@ class FakeClient(FakePublishing, FakeInspecting):
         table.settings = replace(table.settings, **settings)  # type: ignore[arg-type]  # as above
         return self._topic(name)
 
-    def delete_topic(self, name: str, *, force: bool = False) -> int:
-        self._called("delete_topic", name=name, force=force)
+    def delete_topic(self, name: str, *, force: bool = False, here: bool = False) -> int:
+        self._called("delete_topic", name=name, force=force, **({"here": True} if here else {}))
         rows = len(self._table(name).rows)
         del self.tables[name]
         return rows

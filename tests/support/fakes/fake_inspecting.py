@@ -16,6 +16,7 @@ from sow_client import (
     History,
     LogLine,
     PastChange,
+    Placement,
 )
 from tests.support.fakes.fake_results import NOW
 from tests.support.fakes.fake_retention import FakeRetention
@@ -27,6 +28,7 @@ class FakeInspecting(FakeRetention):
     def __init__(self) -> None:
         super().__init__()
         self.horizon: ExpiryHorizon | None = None
+        self.placed = Placement("")
         self.callers: list[CallerSession] = []
         self.figures: list[Figures] = []
         self.settings: list[ConfigSetting] = []
@@ -43,6 +45,11 @@ class FakeInspecting(FakeRetention):
         self._called("expiry_horizon", topic=topic, spans=tuple(spans), exact=exact)
         assert self.horizon is not None, "a test sets it"
         return self.horizon
+
+    def placement(self, topic: str | None = None) -> Placement:
+        if self.placed.cell:  # a status asks every server
+            self._called("placement", topic=topic)
+        return self.placed
 
     def sessions(self) -> list[CallerSession]:
         self._called("sessions")

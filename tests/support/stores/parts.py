@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sow_server.access.audit import Value
 from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
+from sow_server.cells import Cells
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
 from sow_server.metrics import StoreFigures
 from sow_server.peer_store import PeerStore
+from sow_server.placement import Places, load_placement
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
+from tests.support.servers.cells import placement
 
 
 def figures_of(store: Store) -> StoreFigures:
@@ -58,3 +64,22 @@ def peer_store_of(store: Store, *, name: str) -> PeerStore:
         store.writes,
         name=name,
     )
+
+
+class NoCalls:
+    """No calls are under way."""
+
+    def placement_changed(self) -> int:
+        return 0
+
+    def tell_signal(self, event: str, signal: str, fields: Mapping[str, Value]) -> None:
+        raise AssertionError(f"there is no {signal}")
+
+
+def cells_of(store: Store, folder: Path) -> Cells:
+    """A cell with a placement of its own, whose other cell does not answer."""
+    path = folder / "placement.toml"
+    path.write_text(placement(1, ("elsewhere", "b")))
+    cells = Cells(Places("a", path, load_placement(path)), ThreadPoolExecutor(1), NoCalls(), store.commits.barrier)
+    cells.heard("b", {"h:1": "UNAVAILABLE"}, 1)
+    return cells

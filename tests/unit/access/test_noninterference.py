@@ -516,11 +516,8 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "DeleteTopic": [plain(name="orders", force=True)],
     "CheckTopic": [plain(name="orders", repair=True, rows_max=5)],
     "Restamp": [orders(filter="/secret > ''", mode=3), orders(mode=1, lifetime={"ttl_micros": 1}, dry_run=True)],
+    **{key: [plain()] for key in ("GetStatus", "DescribeInstance", "ReloadPlacement")},
     "GetPlacement": [plain(), orders()],
-    **{
-        method: [plain()]
-        for method in ("GetStatus", "DescribeInstance", "ReloadPlacement", "GetConfig", "AcceptClock", "Compact")
-    },
     "GetExpiryHorizon": [
         plain(),
         orders(),
@@ -533,7 +530,9 @@ REQUESTS: Final[dict[str, list[Request]]] = {
     "ListSubscriptions": [plain(), orders()],
     "EndSubscription": [plain(id="u1")],
     "WatchFigures": [plain(interval_micros=SECOND, topics_max=1), plain(history_micros=60 * SECOND)],
+    "GetConfig": [plain()],
     "WatchLog": [plain(), plain(level="warning", lines_max=5, follow=True)],
+    **{key: [plain()] for key in ("AcceptClock", "Compact")},
     "SetPolicy": [plain(policy={"name": "p", "pattern": ".*"})],
     "GetPolicy": [plain(name="p")],
     "ListPolicies": [plain()],

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from sow.v1 import admin_pb2
 from sow_client import (
     ActiveSubscription,
+    CellProblem,
     ConfigSetting,
     Figures,
     InvalidArgument,
     KeptResult,
     LatencyFigures,
+    PlacedTopics,
+    Placement,
+    PlacementReloaded,
+    Stray,
     Unavailable,
 )
 from tests.support.fakes.called_server import Server, loop, script, server
@@ -100,6 +105,37 @@ def test_figures_of_the_past_are_asked_for(server: Server) -> None:
     request = server.stream("WatchFigures", admin_pb2.WatchFiguresResponse(elapsed_micros=5 * SECOND))
     assert [one.elapsed for one in call.result(SECONDS_MAX)] == [timedelta(seconds=5)]
     assert request.history_micros == 600 * SECOND
+
+
+def test_the_placement_of_topics_in_cells(server: Server) -> None:
+    call = server.begin(lambda: server.client.placement("orders"))
+    stray = admin_pb2.Stray(topic="orders", cell="b", records=3, last_change_micros=SECOND)
+    differs = admin_pb2.CellProblem(
+        cell="b", kind=admin_pb2.CellProblem.KIND_DIFFERS, since_micros=SECOND, message="h:1 has version 2"
+    )
+    later = admin_pb2.CellProblem.FromString(b"\n\x01b\x10\x63")  # of a kind that a later server knows
+    request = server.answer(
+        "GetPlacement",
+        admin_pb2.GetPlacementResponse(
+            cell="a", version=3, digest="d", cells=[admin_pb2.Cell(name="b", servers=["h:1", "h:2"])],
+            topic_cell="b", default_cell="a", topics=[admin_pb2.PlacedTopics(pattern="o.*", cell="b")],
+            strays=[stray, admin_pb2.Stray(topic="x", cell="b")], problems=[differs, later], copy=stray,
+        ),
+    )  # fmt: skip
+    found = call.result(SECONDS_MAX)
+    assert request == admin_pb2.GetPlacementRequest(topic="orders")
+    moment = datetime.fromtimestamp(1, UTC)
+    left = Stray("orders", "b", 3, moment)
+    assert found == Placement(
+        "a", 3, "d", {"b": ("h:1", "h:2")}, "b", "a", (PlacedTopics("o.*", "b"),), (left, Stray("x", "b", 0, None)),
+        (CellProblem("b", "DIFFERS", moment, "h:1 has version 2"),), left,
+    )  # fmt: skip
+
+    again = server.begin(server.client.reload_placement)
+    server.answer(
+        "ReloadPlacement", admin_pb2.ReloadPlacementResponse(version=4, digest="e", changed=True, ended_calls=2)
+    )
+    assert again.result(SECONDS_MAX) == PlacementReloaded(4, "e", changed=True, ended_calls=2)
 
 
 def test_latencies_are_among_the_figures(server: Server) -> None:

@@ -79,6 +79,7 @@ def test_every_command_explains_itself_with_an_example_and_is_documented(path: t
         "config",
         "log",
         "filter",
+        "cells",
     ):
         assert f"sow {' '.join(path)}" in result.stdout.split("Options:")[0]
         assert "--format" in result.stdout or path in _WITHOUT_RESULT

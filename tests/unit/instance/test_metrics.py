@@ -37,7 +37,7 @@ from sow_server.subscriptions.hub import Hub
 from sow_server.subscriptions.request import Request, Snapshot, View
 from sow_server.subscriptions.results.live_results import LiveResults
 from sow_server.timers import PeriodicJob
-from tests.support.stores.parts import figures_of, no_reader_processes
+from tests.support.stores.parts import cells_of, figures_of, no_reader_processes
 from tests.support.stores.stores import SECOND, FakeTime
 from tests.support.stores.subscribers import Driven
 
@@ -74,7 +74,7 @@ class Watched:
         self.metrics.watch_durables(self.consumers, Admission(self.store.reads, self.store.writes))
         self.metrics.watch_idle(IdleTopics(self.store.reads, self.store.writes))
         self.metrics.watch_sorts(SortMemory())
-        self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)])
+        self.metrics.watch_jobs([PeriodicJob("prune", _nothing, 60)], cells_of(self.store, path))
         self.exports: Exports[Export] = Exports(self.store.reads)
         self.metrics.watch_exports(self.exports)
         self.metrics.watch_reader_processes(no_reader_processes(self.store, path))
