@@ -235,12 +235,13 @@ class SowServer(Process):
         more: str = "",
         instance: str = "sow",
         port: int | None = None,
+        arguments: Sequence[str] = (),
         program: Path = Path(sys.executable),
     ) -> None:
         """Starts it on `directory`, which keeps its data, and waits until it is ready.
 
         `server`: further keys of the table [server]. `more`: further tables of its configuration. `port`: the port that
-        others expect; None: any. `program`: the Python whose `sow_server` runs.
+        others expect; None: any. `arguments`: further ones. `program`: the Python whose `sow_server` runs.
         """
         directory.mkdir(parents=True, exist_ok=True)
         self.port = free_port() if port is None else port
@@ -259,7 +260,7 @@ class SowServer(Process):
             )
         )
         # -P: the package that is installed for `program`, not one in the current directory.
-        super().__init__([str(program), "-P", "-m", "sow_server", "--config", str(config)], _says_ready)
+        super().__init__([str(program), "-P", "-m", "sow_server", "--config", str(config), *arguments], _says_ready)
         try:
             self.wait_ready()
         except BaseException:

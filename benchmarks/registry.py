@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks import (
+    celling,
     commanding,
     deriving,
     dispatching,
@@ -74,6 +75,7 @@ BENCHMARKS: Final = (
     Benchmark("replication-lag", "from a publish to a subscriber of a peer", replicating.lag, 600),
     Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
     Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
+    Benchmark("cells", "several cells on one machine", celling.cells, 900),
     Benchmark("access", "credentials, grants and rows", guarding.access, 1800),
     Benchmark("hostile", "while one caller does its worst", hostile.hostile, 3600),
     Benchmark("traces", "OpenTelemetry", tracing.traces, 1800),

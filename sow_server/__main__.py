@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sow_server import __version__
 
 if TYPE_CHECKING:
-    from sow_server.config import Config
+    from sow_server.config import Cell, Config
     from sow_server.engine.values.clock import TimeSource
 
 EXIT_OK = 0
 EXIT_NOT_READY = 1
 EXIT_TROUBLE = 2
+CELLS_MAX = 64
 PRIVATE_UMASK = 0o077
 """Files and directories that this process makes, RocksDB's included, are for its own user alone (rule X5)."""
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, *, time_source: TimeSource | No
     for name in ("stdin", "stdout", "stderr"):  # closed ones; a file or a socket would get their numbers
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115 - until the end
-    given = _parser().parse_args(arguments)
+    given = _parsed(arguments)
     os.umask(PRIVATE_UMASK)
     try:
         os.getcwd()
@@ -55,65 +57,126 @@ def main(arguments: Sequence[str] | None = None, *, time_source: TimeSource | No
 
 def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # Not at the top: --help and --version should answer at once, also without the server's libraries.
-    from sow_server import config, logs
+    from sow_server import config
 
     given.config = given.config or os.environ.get("SOW_SERVER_CONFIG") or None
+    cells = config.all_cells(given.cells or 0, len(os.sched_getaffinity(0)))
     try:
-        settings = config.load(
-            None if given.config is None else Path(given.config),
-            config.Overrides(
-                data_dir=given.data_dir,
-                listen=given.listen,
-                prune_interval=given.prune_interval,
-                accept_clock=given.accept_clock,
-                accept_loss=given.accept_loss,
-                insecure=given.insecure,
-                authoritative=given.authoritative,
-            ),
-            os.environ,
-        )
+        if given.supervised is not None:
+            cells = tuple(cell for cell in cells if cell.name == given.cell)
+        every = {cell.name: _load(given, cell) for cell in cells} or {"": _load(given, None)}
     except config.ConfigError as error:
         return _trouble(str(error))
+    found = every if given.cell is None else {given.cell: every[given.cell]}
     if given.print_config:
-        return _said(config.render(settings), EXIT_OK)
+        parts = [f"# {name}\n\n" * (len(found) > 1) + config.render(settings) for name, settings in found.items()]
+        return _said("\n".join(parts), EXIT_OK)
     if given.check_ready:
-        return _check_ready(settings)
+        return _check_ready(found)
     if given.check_config:
-        from sow_server.access_control import AccessControlError, check
-        from sow_server.placement import configured_places
-
-        try:
-            doubtful = check(settings)
-            configured_places(settings)
-        except (AccessControlError, config.ConfigError) as error:
-            return _trouble(str(error))
-        for warning in (*config.warnings(settings), *doubtful):
-            sys.stderr.write(f"sow-server: warning: {given.config or 'default configuration'}: {warning}\n")
-        return _said(f"{given.config or 'default configuration'}: ok\n", EXIT_OK)
-
+        return _check(given, found, every)
     # gRPC's core writes to standard error itself, about a failed bind, for example; but an error at start-up shall be
     # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from sow_server import app
+    if given.cells and given.cell is None:
+        return _run_cells(given, found)
+    return _run_one(given, every, time_source)
+
+
+def _load(given: argparse.Namespace, cell: Cell | None) -> Config:
+    from sow_server import config
+
+    return config.load(
+        None if given.config is None else Path(given.config),
+        config.Overrides(
+            data_dir=given.data_dir,
+            listen=given.listen,
+            prune_interval=given.prune_interval,
+            accept_clock=given.accept_clock,
+            accept_loss=given.accept_loss,
+            insecure=given.insecure,
+            authoritative=given.authoritative,
+            cell=cell,
+        ),
+        os.environ,
+    )
+
+
+def _check(given: argparse.Namespace, found: Mapping[str, Config], every: Mapping[str, Config]) -> int:
+    from sow_server import config
+    from sow_server.access_control import AccessControlError, check
+    from sow_server.placement import configured_places
+    from sow_server.supervision import placement_file, summary
+
+    doubtful: dict[str, None] = {}  # each once, as most settings are those of all cells
+    try:
+        for settings in found.values():
+            doubtful |= dict.fromkeys((*config.warnings(settings), *check(settings)))
+            if not given.cells:
+                configured_places(settings)
+        if given.cells:
+            placement_file.to_make(every)
+    except (AccessControlError, config.ConfigError) as error:
+        return _trouble(str(error))
+    source = given.config or "default configuration"
+    for warning in doubtful:
+        sys.stderr.write(f"sow-server: warning: {source}: {warning}\n")
+    lines = "".join(f"{name}: {summary(settings)}\n" for name, settings in found.items() if name)
+    return _said(f"{lines}{source}: ok\n", EXIT_OK)
+
+
+def _check_ready(found: Mapping[str, Config]) -> int:
+    from sow_server.ready import why_not_ready
+
+    for name, settings in found.items():
+        if not settings.metrics.listen:
+            return _trouble("--check-ready asks the metrics endpoint, and [metrics] listen is not set")
+        if reason := why_not_ready(settings.metrics):
+            return _said(f"not ready: {f'{name}: ' if name else ''}{reason}\n", EXIT_NOT_READY)
+    return _said("ready\n", EXIT_OK)
+
+
+def _run_one(given: argparse.Namespace, every: Mapping[str, Config], time_source: TimeSource | None) -> int:
+    from sow_server import app, config, logs
     from sow_server.declaring import DeclarationError
     from sow_server.engine.values.errors import OpenError
     from sow_server.services.log_tail import LogTail
+    from sow_server.supervision import directories, placement_file, supervised
 
+    settings = every[given.cell or ""]
+    log = settings.log
+    if given.supervised is not None:
+        supervised.stop_with(given.supervised)
+        log = supervised.log_config(log)
     tail = LogTail([secret.value for secret in config.secrets_of(settings)])
-    logs.configure(settings.log, tail=tail)
+    logs.configure(log, tail=tail)
     try:
+        if not given.cells:
+            directories.check_alone(settings.server.data_dir)
+        elif given.supervised is None:
+            directories.check_cells(settings.server.data_dir.parent, given.cells)
+            placement_file.prepare(every)
         return app.run(settings, tail, time_source=time_source)
-    except (OpenError, app.StartError, DeclarationError) as error:
+    except (OpenError, app.StartError, DeclarationError, config.ConfigError) as error:
         return _trouble(str(error))
 
 
-def _check_ready(settings: Config) -> int:
-    from sow_server.ready import why_not_ready
+def _run_cells(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
+    from sow_server.config import ConfigError
+    from sow_server.engine.values.errors import OpenError
+    from sow_server.supervision import supervisor
 
-    if not settings.metrics.listen:
-        return _trouble("--check-ready asks the metrics endpoint, and [metrics] listen is not set")
-    reason = why_not_ready(settings.metrics)
-    return _said(f"not ready: {reason}\n" if reason else "ready\n", EXIT_NOT_READY if reason else EXIT_OK)
+    arguments: list[str] = []
+    for name in ("config", "data_dir", "listen", "prune_interval"):
+        value = getattr(given, name)
+        arguments += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
+    arguments += ["--insecure"] * given.insecure + ["--cells", str(given.cells)]
+    once = ["--accept-clock"] * given.accept_clock + ["--accept-loss"] * given.accept_loss
+    once += ["--authoritative"] * given.authoritative
+    try:
+        return supervisor.run(found, arguments, once)
+    except (ConfigError, OpenError, supervisor.CannotStart) as error:
+        return _trouble(str(error))
 
 
 def _said(text: str, code: int) -> int:
@@ -155,6 +218,26 @@ class _Parser(argparse.ArgumentParser):
         return "\n".join(parts) + "\n"
 
 
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.cell is not None:
+        names = [f"cell-{number}" for number in range(1, (given.cells or 0) + 1)]
+        if given.cell not in names:
+            parser.error(f"argument --cell: {given.cell!r} is none of the cells of --cells{_range(names)}")
+    return given
+
+
+def _range(names: Sequence[str]) -> str:
+    return f": {names[0]} to {names[-1]}" if names else ", which is not given"
+
+
+def _number_of_cells(text: str) -> int:
+    if not re.fullmatch("[1-9][0-9]?", text) or int(text) > CELLS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {CELLS_MAX}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="sow-server",
@@ -191,6 +274,15 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="serve other machines without authentication or TLS; anybody may then read and change everything",
     )
+    parser.add_argument(
+        "--cells",
+        metavar="N",
+        type=_number_of_cells,
+        help="run N servers, cell-1 to cell-N, which serve the topics of one name space on all cores of this machine: "
+        "each has its own ports and data, which follow from the configuration",
+    )
+    parser.add_argument("--cell", metavar="NAME", help="of --cells N that one alone: check, print, ask or run it")
+    parser.add_argument("--supervised", metavar="DESCRIPTOR", type=int, help=argparse.SUPPRESS)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
     action.add_argument(

@@ -42,6 +42,7 @@ from sow_server.config import (
     MetricsConfig,
     clock_options,
     described,
+    reader_processes,
     store_options,
 )
 from sow_server.declaring import declare_topics, placed_here
@@ -106,8 +107,6 @@ T = TypeVar("T")
 SWITCH_SECONDS: Final = 0.001
 """How long a thread keeps the GIL while another wants it. With the default of 5 ms a publish would wait that long while
 the writer sweeps. Switching five times as often costs less than a percent."""
-READER_PROCESSES_MAX: Final = 4
-"""Reader processes, unless the configuration says how many."""
 SCAN_RECORDS: Final = 1000
 """Entries per frame where durables are scanned; these frames are not sent."""
 SERVICES: Final[tuple[str, ...]] = (
@@ -392,7 +391,7 @@ def _cells(
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:
     wanted = config.server.reader_processes
     if wanted is None:
-        wanted = min(READER_PROCESSES_MAX, len(os.sched_getaffinity(0)) - 1)
+        wanted = reader_processes(len(os.sched_getaffinity(0)))
     options = ReaderOptions(
         processes=wanted,
         data_dir=config.server.data_dir,

@@ -31,7 +31,6 @@ def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail 
     """Sets up structlog and the root logger; may be called again. `stream`: standard error. `tail` gets each line,
     too ([2])."""
     stream = stream or sys.stderr
-    console = config.format == "console" or (config.format == "auto" and stream.isatty())
     level = logging.getLevelNamesMapping()[config.level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -41,8 +40,8 @@ def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail 
         structlog.processors.StackInfoRenderer(),
     ]
     last: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="time")]
-        if console
+        [console_renderer(stream)]
+        if is_console(config, stream)
         else [structlog.processors.format_exc_info, _in_order, structlog.processors.JSONRenderer(default=str)]
     )
     handler = logging.StreamHandler(stream)
@@ -77,6 +76,16 @@ def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail 
         # Loggers live as long as their modules; caching would keep the first configuration for good.
         cache_logger_on_first_use=False,
     )
+
+
+def is_console(config: LogConfig, stream: TextIO) -> bool:
+    """True if the lines are for people ([3])."""
+    return config.format == "console" or (config.format == "auto" and stream.isatty())
+
+
+def console_renderer(stream: TextIO) -> Processor:
+    """Writes events for people."""
+    return structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="time")
 
 
 class _Keeping(logging.Handler):

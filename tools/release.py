@@ -75,6 +75,7 @@ def _versions(root: Path) -> Iterator[tuple[str, str]]:
         ("deploy/helm/sow/Chart.yaml", "^appVersion: (.+)$"),
         ("deploy/compose/compose.yaml", r"SOW_IMAGE:-sow:(.+)\}$"),
         ("deploy/kubernetes/sow.yaml", r"^ +image: sow:(\S+)$"),
+        ("deploy/kubernetes/cells.yaml", r"^ +image: sow:(\S+)$"),
         (f"{TYPESCRIPT}/package.json", r'^  "version": "(.+)",$'),
         (f"{TYPESCRIPT}/package-lock.json", r'^  "version": "(.+)",$'),
     ):

@@ -6,6 +6,7 @@ file       reading the file
 environment  settings from variables
 rendering  writing it
 relations  checks between values
+cells      the configuration of each cell of `--cells`
 private    the one check of files that hold secrets
 described  every setting with its origin, without secrets
 knobs      every key, for reading, writing and the documentation
@@ -15,6 +16,7 @@ options    the options of the store, the clock and the links that follow from a 
 
 from __future__ import annotations
 
+from sow_server.config.cells import Cell, all_cells, reader_processes
 from sow_server.config.described import Setting, described, secrets_of
 from sow_server.config.environment import variables
 from sow_server.config.file import Overrides, check_accepted, load, read_peer, warnings
@@ -59,6 +61,7 @@ from sow_server.config.sections import (
 __all__ = [
     "AccessConfig",
     "BackupConfig",
+    "Cell",
     "ClockConfig",
     "Config",
     "ConfigError",
@@ -83,6 +86,7 @@ __all__ = [
     "SweepConfig",
     "TlsConfig",
     "TracingConfig",
+    "all_cells",
     "check_accepted",
     "clock_options",
     "described",
@@ -93,6 +97,7 @@ __all__ = [
     "metrics_token",
     "peer_tokens",
     "read_peer",
+    "reader_processes",
     "render",
     "replication_token",
     "secrets_of",

@@ -25,6 +25,8 @@ from types import MappingProxyType
 from typing import TypeVar, cast
 
 from sow_server.certificates import CertificateFault, CertificateFiles, read_authorities, read_pair, read_set
+from sow_server.config.cells import Cell, of_cell
+from sow_server.config.cells import places as places_of_cell
 from sow_server.config.described import secrets_of
 from sow_server.config.environment import ORIGIN, apply_environment
 from sow_server.config.kinds import Address, FilePath, ValueKind, micros, noun, quoted, split_address
@@ -87,6 +89,8 @@ class Overrides:
     accept_loss: bool = False
     insecure: bool = False
     authoritative: bool = False
+    cell: Cell | None = None
+    """The cell of `--cells` whose configuration it is to be; None: that of a server alone."""
 
     def places(self) -> Iterator[Place]:
         """The place of each setting that an option sets."""
@@ -114,9 +118,14 @@ def load(
     config = reader.config(tables)
     _check_inline_secrets(reader, config, path, variables)
     config = _override(config, overrides)
+    of_all = config
+    if overrides.cell is not None:
+        config = of_cell(config, overrides.cell, reader.error)
     check_relations(reader.error, config)
     given |= {(table, 0, key): ORIGIN for table, key in variables}
     given |= dict.fromkeys(overrides.places(), "command line")
+    if overrides.cell is not None:
+        given |= dict.fromkeys(places_of_cell(of_all), "command line")
     return dataclasses.replace(config, given=MappingProxyType(given))
 
 

@@ -112,6 +112,34 @@ def open_database(
         return Opened(path, rocks, instance, origins, origin, Marker(path, marked))
 
 
+def holds_data(path: Path) -> bool:
+    """True for a directory in which a store was made, or begun."""
+    return any((path / name).exists() for name in (backups.MARKER, MARK, backups.DATABASE))
+
+
+def claim_directory(path: Path) -> DirectoryClaim:
+    """Makes a directory for data, if there is none, and claims it for this process. Raises OpenError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_owner(path)
+        return DirectoryClaim(path)
+    except Locked:
+        raise OpenError(f"{path}: another sow-server is using this data directory") from None
+    except OSError as error:
+        raise OpenError(f"{path}: cannot be opened ({error})") from error
+
+
+def in_use(path: Path) -> bool:
+    """True while a process uses a data directory. Raises OSError."""
+    if not path.exists():
+        return False
+    try:
+        DirectoryClaim(path).release()
+    except Locked:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def closed_if_refused(path: Path, rocks: Rocks) -> Iterator[None]:
     """Closes the database when opening goes wrong. Raises OpenError."""
@@ -134,9 +162,7 @@ def _claim(path: Path, options: RocksOptions, accepted: Accepted) -> tuple[Rocks
     database = path / backups.DATABASE
     claim: DirectoryClaim | None = None
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_owner(path)
-        claim = DirectoryClaim(path)
+        claim = claim_directory(path)
         _make_private(path)
         create = not (path / backups.MARKER).exists()
         marked = load_mark(path)

@@ -65,7 +65,7 @@ class Example:
 
 
 def test_each_example_is_started_by_a_test() -> None:
-    assert {folder.name for folder in EXAMPLES.iterdir()} == {"one", "pair", "hub"}
+    assert {folder.name for folder in EXAMPLES.iterdir()} == {"one", "pair", "hub", "cells"}
 
 
 def test_one_server(tmp_path: Path) -> None:
@@ -122,3 +122,20 @@ def test_a_hub_with_leaves(tmp_path: Path) -> None:
 
 def _keys(client: Client) -> list[str]:
     return sorted(record.key for record in client.query("orders"))
+
+
+@pytest.mark.long
+def test_four_cells_on_a_machine(tmp_path: Path) -> None:
+    example = Example(tmp_path, "cells", {"sow": "auth.toml"}, ("ops", "desk"))
+    server = example.servers["sow"]
+    server.arguments = ["--cells", "4"]
+    text = (EXAMPLES / "cells" / "placement.toml").read_text()
+    for number in range(4):
+        text = text.replace(f"sow.example.com:{7450 + number}", f"127.0.0.1:{example.ports['sow'] + number}")
+    (tmp_path / "sow" / "placement.toml").write_text(text)
+    with example, example.client("sow", "desk") as desk:
+        desk.publish("orders", {"id": 1})
+        assert len(server.events("cell_ready")) == 4
+        names = [file.name for file in (tmp_path / "sow" / "log").iterdir()]
+        assert "audit-cell-4.jsonl" in names
+        assert server.terminate() == 0

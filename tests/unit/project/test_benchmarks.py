@@ -68,6 +68,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "replication-lag",
         "catching-up",
         "resync",
+        "cells",
         "access",
         "hostile",
         "traces",

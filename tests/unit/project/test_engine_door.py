@@ -41,6 +41,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "doors": ("Reads", "Writes"),
     "durables.commits": ("DurableCommits",),
     "following": ("Beats", "Follower", "Moment", "TopicImage"),
+    "opening": ("claim_directory", "holds_data", "in_use"),
     "pending": ("Pending", "answered"),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
     "store": ("Store", "StoreOptions"),

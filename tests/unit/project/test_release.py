@@ -23,6 +23,7 @@ FILES: Final = (
     "deploy/helm/sow/Chart.yaml",
     "deploy/compose/compose.yaml",
     "deploy/kubernetes/sow.yaml",
+    "deploy/kubernetes/cells.yaml",
     "clients/typescript/package.json",
     "clients/typescript/package-lock.json",
 )
