@@ -45,8 +45,10 @@ def start_state(
     """Starts a query that writes the changes of `state_of_the_world`.
 
     `sink` has the options of `format("sow")`, where each change takes effect once, or is a function of `foreachBatch`,
-    which may see a batch again after a crash. `trigger` is the time between two batches; expiries are late by at most
-    it, and a batch without rows costs about a second of CPU.
+    which may see a batch again after a crash. The function reads each batch whole, as that makes Spark compute the
+    state: else the query fails, or, with a Spark that does not look, loses changes.
+    `trigger` is the time between two batches; expiries are late by at most it, and a batch without rows costs about a
+    second of CPU.
 
     Raises SowSourceError: OPTION_INVALID, also for a checkpoint of another state [1].
     """
@@ -59,7 +61,9 @@ def start_state(
     else:
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
-        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time").options(**sink)
+        # A record without an expire time has none in the topic either, whatever the topic's default is.
+        lives = {"ttl": "never"} if told["expiration"] == "enabled" else {}
+        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", **lives).options(**sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
     if name is not None:
         writer = writer.queryName(name)
