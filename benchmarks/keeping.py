@@ -191,7 +191,7 @@ def state(setting: Setting) -> Iterator[Row]:
 def sinks(setting: Setting) -> Iterator[Row]:
     """The last change of each key, written as `examples.spark` does it. Every second row is one."""
     from examples.spark import shares, state_lake  # they need delta-rs
-    from examples.spark.state import last_of_each_key
+    from examples.spark.state_flights import last_of_each_key
 
     state_jar.main()
     keys = setting.size(100_000, quick=10_000)

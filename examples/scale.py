@@ -28,7 +28,7 @@ from examples.server_process import HOST, ServerProcess, free_port
 from examples.spark import shares, state_lake
 from examples.spark.lake import frame
 from examples.spark.load_flights import COLUMNS
-from examples.spark.state import CANCELLED_SECONDS, FILES, last_of_each_key, state, sums, write_files
+from examples.spark.state_flights import CANCELLED_SECONDS, FILES, last_of_each_key, state, sums, write_files
 
 CONFIG: Final = """\
 [server]

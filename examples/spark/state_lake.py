@@ -21,7 +21,7 @@ from examples.flights import RECORDS_ALL
 from examples.spark.lake import merge_last
 from examples.spark.load_flights import COLUMNS, METADATA
 from examples.spark.session import session
-from examples.spark.state import last_of_each_key, run
+from examples.spark.state_flights import last_of_each_key, run
 
 TABLE = f"{COLUMNS}, {METADATA}, _key STRING"
 
@@ -32,7 +32,10 @@ def create(spark: SparkSession, folder: str, columns: str = TABLE) -> None:
 
 
 def merge(batch: DataFrame, number: int, folder: str) -> None:
-    """Merges a batch of changes, unless the table has it [1]. Raises LookupError for a table of another state [2]."""
+    """Merges a batch of changes, unless the table has it [1].
+
+    Raises LookupError for a table of another checkpoint [2].
+    """
     table = DeltaTable(folder)
     names = [field.name for field in table.schema().fields]
     # Spark computes the state as the batch is read, so also one that the table has is read, and whole.

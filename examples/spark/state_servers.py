@@ -22,7 +22,7 @@ from examples.flights import RECORDS_ALL
 from examples.spark.load_flights import KEY
 from examples.spark.session import session
 from examples.spark.shares import Shares, write
-from examples.spark.state import last_of_each_key, run
+from examples.spark.state_flights import last_of_each_key, run
 from sow_client import AlreadyExists
 
 TOPIC = "flights"

@@ -13,7 +13,7 @@ import sys
 import sow_spark
 from examples.spark.load_flights import KEY
 from examples.spark.session import session
-from examples.spark.state import run
+from examples.spark.state_flights import run
 from sow_client import AlreadyExists, Client
 
 

@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from examples.spark import lake, shares, state, state_lake, state_servers
+from examples.spark import lake, shares, state_flights, state_lake, state_servers
 from examples.spark.backfill import backfill
 from examples.spark.load_flights import COLUMNS, KEY
 from examples.spark.shares import Shares, share_of
-from examples.spark.state import run, sums
+from examples.spark.state_flights import run, sums
 from sow_spark.state_queries import read_state
 from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 from tools import state_jar
@@ -82,7 +82,7 @@ def test_shares_and_a_table_have_the_last_change_of_each_key(
             client.create_topic(topic, expiration="1s")
         for number in (0, 1, 1):
             changes = spark.createDataFrame(batches[number], schema)
-            shares.write(state.last_of_each_key(changes), servers, topic)
+            shares.write(state_flights.last_of_each_key(changes), servers, topic)
             state_lake.merge(changes, number, table)
         assert DeltaTable(table).version() == 2
         kept = lake.frame(spark, table).collect()
@@ -185,7 +185,7 @@ def test_a_table_has_the_flights_of_the_state_and_gives_them_back(
     assert len(merged) == DeltaTable(table).version() == 3
     state_lake.keep(spark, str(tmp_path), table)
     assert len(merged) == DeltaTable(table).version()
-    assert len(merged) >= state.FILES + 1, "with a batch of expiries"
+    assert len(merged) >= state_flights.FILES + 1, "with a batch of expiries"
     kept = read_state(spark, f"{tmp_path}/checkpoint")
     assert sums(kept) == sums(lake.frame(spark, table))
     with Shares(servers[:1]) as over:
