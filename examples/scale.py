@@ -55,7 +55,6 @@ def session(folder: Path) -> SparkSession:
         "spark.executor.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.local.dir": str(folder / "local"),
         "spark.python.authenticate.socketTimeout": "60s",
     }

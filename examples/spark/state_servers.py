@@ -31,7 +31,7 @@ TOPIC = "flights"
 def serve(spark: SparkSession, folder: str, servers: Sequence[str], records: int = RECORDS_ALL) -> int:
     """Has the servers follow the state; returns the number of the last batch."""
     noted, told = Path(folder, "servers"), "\n".join(servers)
-    if noted.exists() and noted.read_text() != told:  # most keys have another server now
+    if Path(folder, "checkpoint").exists() and noted.read_text() != told:  # most keys have another server now
         write(sow_spark.read_state(spark, f"{folder}/checkpoint"), servers, TOPIC, "overwrite")
     noted.parent.mkdir(parents=True, exist_ok=True)
     noted.write_text(told)

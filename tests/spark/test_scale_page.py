@@ -38,7 +38,6 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
         finally:
             for client in clients:
                 client.close()
-            spark.conf.unset("spark.sql.parquet.outputTimestampType")
     said = capsys.readouterr().out
     assert said.startswith("{'id': 7, 'price': 3.5}\n100 orders\n[49.5, 49.0, 48.5]\n")
     assert re.search(r"\| +2\| +9\.75\|", said), said

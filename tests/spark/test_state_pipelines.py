@@ -36,14 +36,6 @@ def servers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         yield [stack.enter_context(one).address for one in made]
 
 
-@pytest.fixture
-def zone(spark: SparkSession) -> Iterator[None]:
-    """As `examples.spark.session` has it."""
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    yield
-    spark.conf.unset("spark.sql.parquet.outputTimestampType")
-
-
 def test_a_key_has_one_server_in_python_and_in_spark(spark: SparkSession) -> None:
     keys = ["1", "a|b\\|c", "ü", "🛩", "x" * 1_024, " "]
     rows = spark.createDataFrame([(key,) for key in keys], "_key STRING")
@@ -130,7 +122,7 @@ def fails_after(call: Callable[..., object], calls: int) -> Callable[..., object
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("engine", "zone")
+@pytest.mark.usefixtures("engine")
 def test_a_topic_has_the_flights_of_the_state(spark: SparkSession, servers: list[str], tmp_path: Path) -> None:
     topic = "flights.state"
     with Shares(servers[:1]) as over:
@@ -142,7 +134,7 @@ def test_a_topic_has_the_flights_of_the_state(spark: SparkSession, servers: list
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("engine", "zone")
+@pytest.mark.usefixtures("engine")
 def test_servers_have_the_flights_of_the_state_in_shares(
     spark: SparkSession, servers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +157,7 @@ def test_servers_have_the_flights_of_the_state_in_shares(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("engine", "zone")
+@pytest.mark.usefixtures("engine")
 def test_a_table_has_the_flights_of_the_state_and_gives_them_back(
     spark: SparkSession, servers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
