@@ -2,7 +2,8 @@
 
     .venv/bin/python -m examples.spark.shares KEY HOST:PORT HOST:PORT …
 
-looks up one flight, as `DL|2319|LGA`, and asks all servers of `examples.spark.state_servers`, by clients and by Spark.
+looks up one flight, such as `DL|2319|LGA`, and asks all servers that `examples.spark.state_servers` has filled, by
+clients and by Spark.
 
     [1]  The server of a key is that of its CRC-32 modulo the number of servers. Every language has that sum, and Spark
          SQL, too. So the order of the servers belongs to the data, and so does their number.
@@ -49,9 +50,11 @@ class Shares:
         return self.clients[share_of(key, len(self.clients))]
 
     def get(self, topic: str, key: str) -> Record | None:
+        """The record of a key, from the server that has it."""
         return self.of(key).get(topic, key)
 
     def count(self, topic: str, wanted: str = "") -> int:
+        """The number of records that match a filter, on all servers [2]."""
         return sum(client.count(topic, wanted) for client in self.clients)
 
     def query(self, topic: str, wanted: str = "") -> Iterator[Record]:
