@@ -54,7 +54,7 @@ class Shares:
         return self.of(key).get(topic, key)
 
     def count(self, topic: str, wanted: str = "") -> int:
-        """The number of records that match a filter, on all servers [2]."""
+        """The number of records that match a filter, on all of them [2]."""
         return sum(client.count(topic, wanted) for client in self.clients)
 
     def query(self, topic: str, wanted: str = "") -> Iterator[Record]:
