@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sow_spark
+from benchmarks.processes import TOPIC, SowServer
 from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio
 from benchmarks.setting import Setting
 from benchmarks.spark_session import spark_session
@@ -36,7 +38,11 @@ PYTHON: Final = Target(80, f"{TIMES} the JVM", at_least=False, ambition=20)
 EXPIRY: Final = Target(3.0, f"{TIMES} an update", at_least=False, ambition=1.5)
 BYTES: Final = Target(2.0, f"{TIMES} keys and payloads", at_least=False)
 
+SHARES: Final = Target(3.0, f"{TIMES} the state", at_least=False)
+MERGED: Final = Target(3.0, f"{TIMES} the state", at_least=False)
+
 Query = Callable[[DataFrame], DataFrame]
+Sink = Callable[[DataFrame, int], None]
 
 
 class Keeper:
@@ -60,12 +66,12 @@ class Keeper:
             )
             batch.coalesce(2).write.parquet(str(folder / "batches" / str(number)))
 
-    def measure(self, name: str, query: Query, mode: str = "append") -> list[float]:
+    def measure(self, name: str, query: Query, mode: str = "append", sink: Sink | None = None) -> list[float]:
         """The CPU of a row in µs, of each batch that counts."""
         into = self._folder / name
         (into / "in").mkdir(parents=True)
         stream = self._spark.readStream.schema(SCHEMA).parquet(str(into / "in"))
-        writer = query(stream).writeStream.outputMode(mode).foreachBatch(_drop)
+        writer = query(stream).writeStream.outputMode(mode).foreachBatch(sink or _drop)
         started = writer.option("checkpointLocation", str(into / "checkpoint")).trigger(processingTime=TRIGGER).start()
         costs: list[float] = []
         try:
@@ -126,6 +132,10 @@ def _state(rows: DataFrame, ttl: str | None = None, engine: Engine = "jvm") -> D
     return sow_spark.state_of_the_world(rows, key="/id", order="n", engine=engine)
 
 
+def _columns(rows: DataFrame) -> DataFrame:
+    return sow_spark.state_of_the_world(rows, key="/id", order="n", engine="jvm")
+
+
 def _last(rows: DataFrame) -> DataFrame:
     payload = F.to_json(F.struct("*")).alias("payload")
     return rows.select("id", "n", payload).groupBy("id").agg(F.max_by(F.struct("n", "payload"), "n").alias("last"))
@@ -145,9 +155,7 @@ def state(setting: Setting) -> Iterator[Row]:
         for name, value in SETTINGS.items():
             spark.conf.set(name, value)
         ours = keeper.measure("jvm", _state)
-        columns = keeper.measure(
-            "columns", lambda rows: sow_spark.state_of_the_world(rows, key="/id", order="n", engine="jvm")
-        )
+        columns = keeper.measure("columns", _columns)
         expiries = keeper.expiries("expiry")
         size = keeper.bytes_kept("jvm")
         few = Keeper(spark, setting.directory / "few", max(1_000, keys // 20))
@@ -178,3 +186,52 @@ def state(setting: Setting) -> Iterator[Row]:
         target=BYTES,
         note=note,
     )
+
+
+def sinks(setting: Setting) -> Iterator[Row]:
+    """The last change of each key, written as `examples.spark` does it. Every second row is one."""
+    from examples.spark import shares, state_lake  # they need delta-rs
+    from examples.spark.state_flights import last_of_each_key
+
+    state_jar.main()
+    keys = setting.size(100_000, quick=10_000)
+    with ExitStack() as stack:
+        spark = stack.enter_context(spark_session(setting.directory / "spark"))
+        servers = [stack.enter_context(SowServer(setting.directory / f"sow{at}")) for at in range(2)]
+        keeper = Keeper(spark, setting.directory, keys)
+        for name, value in SETTINGS.items():
+            spark.conf.set(name, value)
+        table = str(setting.directory / "table")
+        state_lake.create(spark, table, f"{SCHEMA}, _key STRING, _version LONG, _expire_time TIMESTAMP")
+
+        def share(batch: DataFrame, _: int) -> None:
+            changes = last_of_each_key(batch.drop("_message", "_batch", "_now")).persist()
+            shares.write(changes, [server.address for server in servers], TOPIC)
+            changes.unpersist()
+
+        driven = 0.0
+
+        def merge(batch: DataFrame, number: int) -> None:
+            nonlocal driven
+            began = time.process_time()
+            state_lake.merge(batch, number, table)
+            driven += time.process_time() - began
+
+        alone = keeper.measure("alone", _columns)
+        before = sum(server.cpu_seconds() for server in servers)
+        shared = keeper.measure("shared", _columns, sink=share)
+        served = (sum(server.cpu_seconds() for server in servers) - before) / (BATCHES * keys) * 1e6
+        merged = keeper.measure("merged", _columns, sink=merge)
+    note = f"CPU of a row; batches of {keeper.rows:,} rows; machine: {setting.machine}"
+    for case, cost, target, more in (
+        ("two servers, half of the keys each", shared, SHARES, f"the servers: {served:.1f} µs a change; "),
+        ("a table of Delta Lake", merged, MERGED, f"the driver: {driven / (BATCHES * keys) * 1e6:.1f} µs a change; "),
+    ):
+        yield Row(
+            f"the state and its last changes into {case}, to the state alone",
+            Figure(statistics.median(cost), MICROSECONDS),
+            peer=Figure(statistics.median(alone), MICROSECONDS),
+            judged=ratio(cost, alone),
+            target=target,
+            note=more + note,
+        )

@@ -87,6 +87,7 @@ BENCHMARKS: Final = (
     Benchmark("spark-scale", "ten million records through Spark", sparking.scale, 3600),
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
     Benchmark("spark-state", "the last value of each key, in Spark", keeping.state, 1800),
+    Benchmark("spark-sinks", "a state in Spark into servers and a lake", keeping.sinks, 1800),
 )
 
 

@@ -15,23 +15,21 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyspark
-from deltalake import CommitProperties, DeltaTable, Transaction
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 
 import sow_spark
 from examples.demo import exit_code
-from examples.flights import RECORDS_ALL, extract
+from examples.flights import RECORDS_ALL
 from examples.narration import Narration
 from examples.server_process import HOST, ServerProcess, free_port
-from examples.spark.lake import merge_last
-from examples.spark.load_flights import COLUMNS, KEY
+from examples.spark import shares, state_lake
+from examples.spark.lake import frame
+from examples.spark.load_flights import COLUMNS
+from examples.spark.state_flights import CANCELLED_SECONDS, FILES, last_of_each_key, state, sums, write_files
 
-FILES: Final = 6
-CANCELLED_TTL: Final = "5s"
 CONFIG: Final = """\
 [server]
 listen = "{address}"
@@ -40,11 +38,6 @@ data_dir = "data"
 key = ["/carrier", "/flight", "/origin"]
 expiration = "enabled"
 """
-FIELDS: Final = ("carrier", "flight", "origin", "dest", "month", "day", "dep_delay", "distance", "at")
-TABLE: Final = (
-    "_key STRING, carrier STRING, flight INT, origin STRING, dest STRING, month INT, day INT, dep_delay DOUBLE, "
-    "distance DOUBLE, at LONG, _expire_time TIMESTAMP"
-)
 
 
 def session(folder: Path) -> SparkSession:
@@ -69,22 +62,6 @@ def session(folder: Path) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
-
-
-def flights(spark: SparkSession, folder: Path, records: int) -> Path:
-    """The flights in files of about equal size, in the order of their departure; `at` is their place in it."""
-    csv = extract(folder, "flights.csv")
-    frame = spark.read.csv(str(csv), COLUMNS, header=True, nullValue="NA").limit(records)
-    rows: Any = frame.toPandas()
-    rows = rows.sort_values(["time_hour", "minute"], kind="stable").reset_index(drop=True)
-    rows["at"] = rows.index
-    rows["_ttl"] = rows["dep_time"].isna().map({True: CANCELLED_TTL, False: "30d"})
-    ready = folder / "ready"
-    ready.mkdir()
-    for number in range(FILES):
-        part = rows.iloc[number * len(rows) // FILES : (number + 1) * len(rows) // FILES]
-        part[[*FIELDS, "_ttl"]].to_json(ready / f"{number}.json", orient="records", lines=True)
-    return ready
 
 
 def kill_an_executor(spark: SparkSession) -> int:
@@ -116,8 +93,8 @@ class Sink:
             counts = {row["_op"]: row["count"] for row in rows.groupBy("_op").count().collect()}
             changes = rows.where("_op <> 'refused'").drop("_message", "_batch", "_now")
             if sum(counts.values()) > counts.get("refused", 0):
-                self._serve(changes)
-                self._merge(changes, number)
+                shares.write(last_of_each_key(changes), self._servers, "flights")
+                state_lake.merge(changes, number, self._table)
         finally:
             rows.unpersist()
         if number not in self.batches:
@@ -126,43 +103,16 @@ class Sink:
             self.expiries += counts.get("expire", 0)
             self.refused += counts.get("refused", 0)
 
-    def _serve(self, changes: DataFrame) -> None:
-        last = _last(changes).repartition(2, "_key")
-        for at, server in enumerate(self._servers):
-            share = last.where(F.expr(f"pmod(xxhash64(_key), {len(self._servers)}) = {at}"))
-            writer = share.write.format("sow").options(server=server, expireTimeColumn="_expire_time")
-            writer.mode("append").save("flights")
-
-    def _merge(self, changes: DataFrame, number: int) -> None:
-        table = DeltaTable(self._table)
-        if (table.transaction_version("flights") or -1) < number:  # else it has this batch, from before a crash
-            names = [field.name for field in table.schema().fields]
-            commit = CommitProperties(app_transactions=[Transaction("flights", number)])
-            merge_last(table, _last(changes).select(*names, "_op").toArrow(), commit)
-
-
-def _last(changes: DataFrame) -> DataFrame:
-    """The last change of each key; an expiry has the version of its record."""
-    order = F.struct("_version", F.expr("_op <> 'put'"))
-    return changes.groupBy("_key").agg(F.max_by(F.struct(*changes.columns), order).alias("it")).select("it.*")
-
-
-def sums(frame: DataFrame) -> tuple[int, int]:
-    """The number of flights, and a sum over all their fields."""
-    row = frame.select(*FIELDS).agg(F.count("*"), F.sum(F.crc32(F.to_json(F.struct(*FIELDS))))).first()
-    assert row is not None, "an aggregate has a row"
-    return row[0], row[1] or 0
-
 
 def tell(narration: Narration, records: int, folder: Path) -> None:
     """The story."""
     narration.title("More than one server: the state of the world on Spark")
     spark = session(folder)  # before anything else starts: it forks
     addresses = [f"{HOST}:{free_port(0)}" for _ in range(2)]
-    ready = flights(spark, folder, records)
+    ready = write_files(folder / "ready", records)
     (folder / "in").mkdir()
     table, checkpoint = str(folder / "table"), str(folder / "checkpoint")
-    DeltaTable.create(table, spark.createDataFrame([], TABLE).toArrow().schema)
+    state_lake.create(spark, table)
     servers = []
     for at, address in enumerate(addresses):
         home = folder / f"server{at}"
@@ -172,15 +122,12 @@ def tell(narration: Narration, records: int, folder: Path) -> None:
     with servers[0], servers[1]:
         for server in servers:
             server.start()
-        fields = TABLE.removeprefix("_key STRING, ").removesuffix(", _expire_time TIMESTAMP")
-        stream = (
-            spark.readStream.schema(f"{fields}, _ttl STRING").option("maxFilesPerTrigger", 1).json(str(folder / "in"))
-        )
-        changes = sow_spark.state_of_the_world(stream, key=[f"/{name}" for name in KEY], order="at")
+        changes = state(spark, folder / "in")
         narration.step(
             "A state on two executors",
             f"{records:,} flights in {FILES} batches; the last one of each number stays.",
-            f"Cancelled ones live for {CANCELLED_TTL}. Two servers have half of the keys each; a Delta table has all.",
+            f"Cancelled ones live for {CANCELLED_SECONDS} seconds.",
+            "Two servers have half of the keys each; a Delta table has all.",
         )
         sink = Sink(addresses, table)
         query = sow_spark.start_state(changes, sink, checkpoint=checkpoint, trigger="2s")
@@ -200,17 +147,15 @@ def tell(narration: Narration, records: int, folder: Path) -> None:
         narration.claim(f"each of the {records:,} rows was put once", sink.puts == records and not sink.refused)
         narration.step("The cancelled flights expire", "Also without new rows.")
         ever = datetime(1970, 1, 1, tzinfo=UTC)  # also those that are overdue
-        while sow_spark.read_state(spark, checkpoint, at=ever).where("dep_delay IS NULL").count():
+        while sow_spark.read_state(spark, checkpoint, at=ever).where("dep_time IS NULL").count():
             time.sleep(0.5)
         last = sow_spark.stop_state(query, timeout="5m")
         narration.say(f"stopped after batch {last}; {sink.expiries:,} expiries in all")
         narration.step("Four places, one state", "Count and a checksum over all fields.")
-        state = sow_spark.read_state(spark, checkpoint)
-        served = [spark.read.format("sow").schema(fields).option("server", one).load("flights") for one in addresses]
         found = {
-            "the state": sums(state),
-            "the two servers": sums(served[0].union(served[1])),
-            "the table": sums(spark.createDataFrame(DeltaTable(table).to_pyarrow_table().to_pandas(), TABLE)),
+            "the state": sums(sow_spark.read_state(spark, checkpoint)),
+            "the two servers": sums(shares.frame(spark, addresses, "flights", f"{COLUMNS}, _expire_time TIMESTAMP")),
+            "the table": sums(frame(spark, table)),
         }
         for name, (count, checksum) in found.items():
             narration.say(f"{name}: {count:,} flights, checksum {checksum:x}")

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +24,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from sow.durations import DurationError, parse_micros
 from sow_spark.errors import SowSourceError, option_error
 
+_log: Final = logging.getLogger("sow_spark")
 NOTE: Final = "sow-state.json"
 FIXED: Final = ("topic", "key", "engine", "late")
 """The settings that a checkpoint cannot change [1]."""
+CLOCK_BACK_SECONDS: Final = 1.0
 _STORE: Final = "spark.sql.streaming.stateStore."
 SETTINGS: Final = {
     f"{_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -45,8 +49,10 @@ def start_state(
     """Starts a query that writes the changes of `state_of_the_world`.
 
     `sink` has the options of `format("sow")`, where each change takes effect once, or is a function of `foreachBatch`,
-    which may see a batch again after a crash. `trigger` is the time between two batches; expiries are late by at most
-    it, and a batch without rows costs about a second of CPU.
+    which may see a batch again after a crash. The function reads each batch whole, as that makes Spark compute the
+    state: else the query fails, or, with a Spark that does not look, loses changes.
+    `trigger` is the time between two batches; expiries are late by at most it, and a batch without rows costs about a
+    second of CPU.
 
     Raises SowSourceError: OPTION_INVALID, also for a checkpoint of another state [1].
     """
@@ -54,12 +60,15 @@ def start_state(
     told = _told(changes)
     millis = _micros("trigger", trigger) // 1_000
     _check_note(spark, checkpoint, told)
+    _check_clock(spark, checkpoint)
     if callable(sink):
         writer = changes.writeStream.foreachBatch(sink)
     else:
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
-        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time").options(**sink)
+        # A record without an expire time has none in the topic either, whatever the topic's default is.
+        lives = {"ttl": "never"} if told["expiration"] == "enabled" else {}
+        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", **lives).options(**sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
     if name is not None:
         writer = writer.queryName(name)
@@ -207,16 +216,34 @@ def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> N
 
 
 def _read_note(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    files, path = _file(spark, f"{checkpoint}/{NOTE}")
-    if not files.exists(path):
+    text = _read(spark, f"{checkpoint}/{NOTE}")
+    told: dict[str, Any] | None = None if text is None else json.loads(text)
+    return told
+
+
+def _check_clock(spark: SparkSession, checkpoint: str) -> None:
+    """Warns of a clock that is before the last batch: until it gets there, records live longer (rule L15)."""
+    text = _read(spark, f"{checkpoint}/offsets/{_last(spark, f'{checkpoint}/offsets')}")
+    found = re.search(r'"batchTimestampMs":(\d+)', text or "")
+    seconds = 0.0 if found is None else int(found[1]) / 1e3 - time.time()
+    if seconds > CLOCK_BACK_SECONDS:
+        _log.warning(
+            "the clock of this driver is %.0f s before the last batch of %s: records live that much longer",
+            seconds,
+            checkpoint,
+        )
+
+
+def _read(spark: SparkSession, path: str) -> str | None:
+    """The text of a file, if it is there."""
+    files, made = _file(spark, path)
+    if not files.exists(made):
         return None
-    into = files.open(path)
+    into = files.open(made)
     try:
-        text = bytes(into.readAllBytes()).decode()
+        return bytes(into.readAllBytes()).decode()
     finally:
         into.close()
-    told: dict[str, Any] = json.loads(text)
-    return told
 
 
 def _last(spark: SparkSession, folder: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,6 +166,22 @@ def test_each_is_one_command(tmp_path: Path) -> None:
             ("days", str(tmp_path / "days"), "336,776 departures on 365 days"),
         ):
             assert said in _run(name, server.address, *filter(None, [argument]))
+    with ServerProcess(tmp_path / "first", DYNAMIC) as first, ServerProcess(tmp_path / "second", DYNAMIC) as second:
+        topic, servers, table = (str(tmp_path / name) for name in ("state-topic", "state-servers", "state-table"))
+        both = (first.address, second.address)
+        fed = _run("state_topic", first.address, topic)
+        spread = _run("state_servers", servers, *both)
+        read = _run("shares", "UA|15|EWR", *both)
+        _run("state_lake", str(tmp_path / "state-lake"), table)
+        back = _run("backfill", second.address, table)
+    kept = re.search(r": ([\d,]+) flights in the state, \1 in flights.state", fed)
+    assert kept is not None, fed
+    shares = re.search(rf": {kept[1]} flights in the state, ([\d,]+) \+ ([\d,]+) on the servers", spread)
+    assert shares is not None, spread
+    assert sum(int(share.replace(",", "")) for share in shares.groups()) == int(kept[1].replace(",", ""))
+    assert f"{kept[1]} flights, " in read
+    assert "the longest one: HA|51|JFK" in read
+    assert f"{kept[1]} flights in flights.restored" in back
     assert told[0].startswith("336,776 rows loaded; the topic holds ")
     assert "flights of 16 carriers, as of " in told[1]
     assert " flights in the snapshot, " in told[2]

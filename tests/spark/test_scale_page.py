@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 import sow_spark
+from sow_client import Client
 from sow_spark.state import MARKS
 from tests.support.servers.server import ROOT, ServerProcess
 from tools import state_jar
@@ -21,20 +23,25 @@ PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 @pytest.mark.long  # the queries of tests/spark/test_state.py are the default ones
 def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state_jar.main()
-    known: dict[str, object] = {}
-    with ServerProcess(tmp_path / "server") as server:
+    known: dict[str, Any] = {}
+    with ServerProcess(tmp_path / "server") as server, ServerProcess(tmp_path / "second") as second:
+        clients: list[Client] = []
         try:
             for program in PROGRAMS:
-                told = program.replace("127.0.0.1:7450", server.address).replace('"/data"', f'"{tmp_path}"')
-                exec(compile(told, "docs/scale.md", "exec"), known)
-            with server.client() as client:
-                for topic in ("orders.state", "orders.shares"):
-                    records = {record.key: record.data for record in client.query(topic)}
-                    assert records == {"1": {"id": 1, "price": 9.75, "at": 2}, "2": {"id": 2, "at": 3}}
+                told = program.replace("127.0.0.1:7450", server.address).replace("127.0.0.1:7451", second.address)
+                exec(compile(told.replace('"/data"', f'"{tmp_path}"'), "docs/scale.md", "exec"), known)
+                clients += [*known["clients"], *([known["client"]] if "client" in known else [])]
+            wanted = {"1": {"id": 1, "price": 9.75, "at": 2}, "2": {"id": 2, "at": 3}}
+            with server.client() as one, second.client() as other:
+                for topic, some in (("orders.state", [one]), ("orders.spread", [one, other]), ("orders.back", [one])):
+                    assert {record.key: record.data for each in some for record in each.query(topic)} == wanted
         finally:
-            known["client"].close()  # type: ignore[attr-defined]  # the page makes it
+            for client in clients:
+                client.close()
     said = capsys.readouterr().out
-    assert "2 rows" in said
+    assert said.startswith("{'id': 7, 'price': 3.5}\n100 orders\n[49.5, 49.0, 48.5]\n")
+    assert re.search(r"\| +2\| +9\.75\|", said), said
+    assert "2 rows\n2 orders are back\n" in said
     assert re.search(r"\| +1\| +9\.75\|", said), said
 
 

@@ -151,7 +151,7 @@ def test_a_topic_follows_a_state(given: Input, server: ServerProcess) -> None:
     """Each change takes effect once; puts with their expire time, deletes and expiries as deletes."""
     topic = f"state.{given.engine}"
     with server.client() as client:
-        client.create_topic(topic, key=["/id"], expiration="enabled")
+        client.create_topic(topic, key=["/id"], expiration="1d")  # of which the state knows nothing
         rows: list[dict[str, object]] = [{"id": at, "n": at, "_ttl": "1h" if at % 2 else None} for at in range(20)]
         given.put(*rows)
         sink = {"server": server.address, "topic": topic}
@@ -220,6 +220,18 @@ def test_a_checkpoint_has_settings_once_it_has_a_batch(spark: SparkSession, tmp_
         with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option {name}: "):
             state_queries._check_note(spark, given.checkpoint, {**told, name: other})
     state_queries._check_note(spark, given.checkpoint, {**told, "expiration": "reject"})
+
+
+def test_a_clock_before_the_last_batch_is_told(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """L15: there is no guard, but a start is the moment at which a wrong clock is seen for certain."""
+    (tmp_path / "offsets").mkdir()
+    for number, ahead, told in ((0, -5, False), (9, 0.5, False), (10, 3_600, True)):  # the last one counts
+        moment = int((time.time() + ahead) * 1_000)
+        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{moment}}}\n7')
+        state_queries._check_clock(spark, str(tmp_path))
+        assert (f"3600 s before the last batch of {tmp_path}" in caplog.text) is told
 
 
 @pytest.mark.parametrize(
