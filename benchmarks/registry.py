@@ -85,6 +85,7 @@ BENCHMARKS: Final = (
     Benchmark("spark-scale", "ten million records through Spark", sparking.scale, 3600),
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
     Benchmark("spark-state", "the last value of each key, in Spark", keeping.state, 1800),
+    Benchmark("spark-state-scale", "ten million keys in an executor of 2 GiB", keeping.scale, 3600),
 )
 
 

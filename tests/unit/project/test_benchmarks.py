@@ -79,6 +79,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "spark-scale",
         "spark-disturbance",
         "spark-state",
+        "spark-state-scale",
     ]
 
 
