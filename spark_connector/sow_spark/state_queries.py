@@ -71,7 +71,8 @@ def start_state(
 def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
     """Stops a query after the batch that runs [2]; returns the number of its last batch, or -1.
 
-    Raises SowSourceError: NOT_STOPPED if that batch takes longer than `timeout`; BATCH_OPEN if a batch was cut off, which the next start repeats: nothing is lost.
+    Raises SowSourceError: NOT_STOPPED if that batch takes longer than `timeout`; BATCH_OPEN if a batch was cut off,
+    which the next start repeats: nothing is lost.
     """
     until = time.monotonic() + _micros("timeout", timeout) / 1e6
     execution = query._jsq.streamingQuery()
@@ -79,7 +80,8 @@ def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
     spark = SparkSession.active()
     told = False
     pauses = 0
-    while (thread := execution.queryExecutionThread()).isAlive() and pauses < 3:  # else it sleeps until its next trigger
+    thread = execution.queryExecutionThread()
+    while thread.isAlive() and pauses < 3:  # it may sleep for long before its next trigger
         pauses = 0 if query.status["isTriggerActive"] else pauses + 1
         if not told and _is_executing(spark, query, root):
             # Spark's own `stop` sets this, too, and then interrupts the batch. A query reads it before each batch, and
@@ -90,7 +92,7 @@ def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
             told = True
         if time.monotonic() > until:
             raise SowSourceError(
-                "NOT_STOPPED", f"a batch takes longer than {timeout}", "call it again: the query ends after the batch"
+                "NOT_STOPPED", f"a batch takes longer than {timeout}", "call it again, with a longer timeout"
             )
         thread.join(10)
     query.stop()

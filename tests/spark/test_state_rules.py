@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from sow.durations import parse_micros
-from tests.support.oracles.state_programs import comparable, in_a_store, in_python, program
+from tests.support.oracles.state_programs import by_timers, comparable, in_a_store, in_python, program
 from tests.support.servers.server import ROOT
 from tests.support.stores.stores import SECOND, START
 from tools.state_jar import SOURCES, compiled
@@ -101,6 +101,17 @@ def test_random_programs_are_the_same_in_a_store_and_in_python(first: int, tmp_p
         assert comparable(in_python(made)) == in_a_store(made, tmp_path / str(seed)), f"seed {seed}"
 
 
+@pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
+def test_timers_expire_each_record_once_and_in_time(first: int) -> None:
+    """L9, L10: a timer moves only where its record may fall due before it, and is set again where it came too early."""
+    for seed in range(first, first + (5_000 if first else 100)):
+        made = program(seed, late=seed % 2 == 1)
+        for row in (row for batch in made["batches"] for row in batch["rows"] if row["only_if_version"] == -1):
+            row["only_if_version"] = None
+        wanted = [{key: some for key, some in batch.items() if key} for batch in in_python(made)]
+        assert by_timers(made) == wanted, f"seed {seed}"
+
+
 @needs_javac
 @pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
 def test_random_programs_are_the_same_in_java_and_in_python(first: int, java: Any) -> None:
@@ -109,6 +120,16 @@ def test_random_programs_are_the_same_in_java_and_in_python(first: int, java: An
     made = [program(seed, late=seed % 2 == 1) for seed in seeds]
     for seed, one, told in zip(seeds, made, java(made), strict=True):
         assert plain(in_python(one)) == told, f"seed {seed}"
+
+
+def test_versions_grow_over_a_removal_also_when_the_clock_goes_back() -> None:
+    """K7: a tombstone has the version of the removal."""
+    row = {**case_program(CASES[0])["batches"][1]["rows"][0], "ttl": None}
+    made = case_program(CASES[0])
+    made["settings"]["tombstones_micros"] = 60 * SECOND
+    steps = [(START, "put"), (START, "delete"), (START - SECOND, "put")]
+    made["batches"] = [{"now": now, "rows": [{**row, "op": op, "ord": [at]}]} for at, (now, op) in enumerate(steps)]
+    assert [batch["1"][0][2] - START for batch in in_python(made)] == [0, 1, 2]
 
 
 KEYS: Final = [
