@@ -158,6 +158,26 @@ def test_keys_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
     assert plain(by_rules) == java([made])[0]
 
 
+NESTED: Final = [
+    *('{"id":1e400,"id":1,"k":{"n":1}}', '{"id":[1e400],"id":1,"k":{"n":1}}', '{"id":1,"k":{"n":1},"k":{"x":1e400}}'),
+    *('{"id":1,"k":1e400}', '{"id":1,"k":-1e400,"k":{"n":1}}', '{"id":1,"k":[{"x":1e400}],"k":{"n":1}}'),
+    *('{"id":1,"k":{"n":1,"x":1e400}}', '{"id":1,"k":{"n":1e400},"k":{"n":2}}', '{"id":1,"k":{"n":1},"k":"x"}'),
+    *('{"id":1,"k":%s,"k":{"n":1}}' % ("1" * 5_000), '{"x":{"id":1e400},"id":1,"k":{"n":"ü"}}', '{"id":1,"k":[7]}'),
+]
+"""Documents with the key fields /id and /k/n."""
+
+
+@needs_javac
+def test_values_on_the_way_to_a_key_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
+    """K4: a number out of range refuses a document, also in a repeated name, and in the place of a parent."""
+    row = {**case_program(CASES[0])["batches"][1]["rows"][0], "ttl": None}
+    rows = [{**row, "payload": payload, "ord": [at]} for at, payload in enumerate(NESTED)]
+    made = {**case_program(CASES[0]), "key": [["id"], ["k", "n"]], "batches": [{"now": START, "rows": rows}]}
+    by_rules = in_python(made)
+    assert java([made]) == [plain(by_rules)]
+    assert comparable(by_rules) == in_a_store(made, tmp_path)
+
+
 SINGLE: Final = [
     (json.dumps({"id": "x" * 1_024}), None, ""),
     (json.dumps({"id": "ü" * 513}, ensure_ascii=False), None, "KEY_TOO_LARGE"),
