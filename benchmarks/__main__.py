@@ -98,7 +98,7 @@ def filesystem_of(directory: Path) -> str:
 @click.option(
     "--records",
     type=click.IntRange(min=10_000),
-    help="Records of restart, memory, growth and spark-scale.  [default: 10 or 30 million]",
+    help="Records of restart, memory, growth, spark-scale and spark-state-scale.  [default: 10 or 30 million]",
 )
 @click.option(
     "--attack",

@@ -20,9 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sow_spark
 from benchmarks.processes import TOPIC, SowServer
-from benchmarks.rows import MICROSECONDS, TIMES, Figure, Row, Target, ratio
+from benchmarks.rows import MEBIBYTES, MICROSECONDS, PER_SECOND, SECONDS, TIMES, Figure, Row, Target, ratio
 from benchmarks.setting import Setting
-from benchmarks.spark_session import spark_session
+from benchmarks.spark_session import executor_mebibytes, spark_session
 from sow_spark.state import Engine
 from sow_spark.state_queries import SETTINGS
 from tools import state_jar
@@ -36,6 +36,9 @@ COLUMNS: Final = Target(3.0, f"{TIMES} max_by", at_least=False)
 DISTINCT: Final = Target(3.0, f"{TIMES} dropDuplicates", at_least=False, ambition=2.0)
 PYTHON: Final = Target(80, f"{TIMES} the JVM", at_least=False, ambition=20)
 EXPIRY: Final = Target(3.0, f"{TIMES} an update", at_least=False, ambition=1.5)
+EXECUTOR: Final = "local-cluster[1,2,2048]"
+EXECUTOR_MEMORY: Final = Target(2_048, MEBIBYTES, at_least=False)
+FILES: Final = 10
 BYTES: Final = Target(2.0, f"{TIMES} keys and payloads", at_least=False)
 
 SHARES: Final = Target(3.0, f"{TIMES} the state", at_least=False)
@@ -95,9 +98,7 @@ class Keeper:
 
     def bytes_kept(self, name: str) -> int:
         """The size of the state in a checkpoint."""
-        return sum(
-            file.stat().st_size for file in (self._folder / name / "checkpoint" / "state").rglob("*") if file.is_file()
-        )
+        return _size(self._folder / name / "checkpoint" / "state")
 
     def _await(self, query: StreamingQuery, rows: int) -> None:
         while sum(one["numInputRows"] for one in query.recentProgress) < rows:
@@ -119,6 +120,10 @@ class Keeper:
         while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
             ours |= more
         return sum(spent[pid] for pid in ours if pid in spent) / os.sysconf("SC_CLK_TCK")
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _drop(batch: DataFrame, _: int) -> None:
@@ -235,3 +240,40 @@ def sinks(setting: Setting) -> Iterator[Row]:
             target=target,
             note=more + note,
         )
+
+
+def scale(setting: Setting) -> Iterator[Row]:
+    """Ten million keys in one executor of 2 GiB, half of it for Java, and a restart in a new one."""
+    state_jar.main()
+    keys = setting.count(10_000_000, quick=200_000)
+    files, checkpoint = str(setting.directory / "in"), setting.directory / "checkpoint"
+    seconds: list[float] = []
+    memory: list[float] = []
+    for run in ("load", "restart"):
+        with spark_session(setting.directory / run, EXECUTOR, {"spark.executor.memory": "1g"}) as spark:
+            if run == "load":
+                ids = spark.range(keys).select("id", F.concat(F.lit("name"), F.col("id") % 97).alias("name"))
+                ids.withColumn("note", F.lit("x" * 76)).repartition(FILES, "id").write.parquet(files)
+            stream = spark.readStream.schema("id LONG, name STRING, note STRING").option("maxFilesPerTrigger", 1)
+            rows = stream.parquet(files).select(F.col("id").alias("n"), F.to_json(F.struct("*")).alias("payload"))
+            changes = sow_spark.state_of_the_world(rows, key="/id", order="n", expiration="30d", engine="jvm")
+            setting.say(f"{run}: {keys:,} keys")
+            begin = time.perf_counter()
+            query = sow_spark.start_state(changes, _drop, checkpoint=str(checkpoint))
+            wanted = keys if run == "load" else 0
+            while not query.recentProgress or sum(one["numInputRows"] for one in query.recentProgress) < wanted:
+                assert query.exception() is None, query.exception()
+                time.sleep(0.05)
+            seconds.append(time.perf_counter() - begin)
+            memory.append(executor_mebibytes())
+            sow_spark.stop_state(query, "10m")
+    with spark_session(setting.directory / "count") as spark:
+        assert sow_spark.read_state(spark, str(checkpoint)).count() == keys
+    size = _size(checkpoint / "state")
+    note = f"machine: {setting.machine}"
+    rate = Figure(keys / seconds[0], PER_SECOND)
+    yield Row(f"new keys with a lifetime: {keys:,} in {FILES} batches, once", rate, note=note)
+    peak = Figure(max(memory), MEBIBYTES)
+    yield Row(f"greatest resident set of the executor: {keys:,} keys", peak, judged=peak, target=EXECUTOR_MEMORY)
+    yield Row(f"from a start with {keys:,} keys to the end of its first batch", Figure(seconds[1], SECONDS))
+    yield Row(f"bytes of the checkpoint a record: {keys:,} records", Figure(size / keys, "B"))

@@ -88,6 +88,7 @@ BENCHMARKS: Final = (
     Benchmark("spark-disturbance", "publishing while Spark takes snapshots", sparking.disturbance, 900),
     Benchmark("spark-state", "the last value of each key, in Spark", keeping.state, 1800),
     Benchmark("spark-sinks", "a state in Spark into servers and a lake", keeping.sinks, 1800),
+    Benchmark("spark-state-scale", "ten million keys in an executor of 2 GiB", keeping.scale, 3600),
 )
 
 

@@ -43,8 +43,8 @@ class Setting:
     machine: Machine
     say: Callable[[str], None]
     records: int | None = None
-    """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`, `spark-scale`). None:
-    their own."""
+    """The number of records for the benchmarks that count them (`restart`, `memory`, `growth`, `spark-scale`,
+    `spark-state-scale`). None: their own."""
     cases: tuple[str, ...] = ()
     """The attacks that `hostile` measures. None: all."""
     server_roots: tuple[Path, ...] = ()

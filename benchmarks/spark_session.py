@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -33,14 +34,19 @@ SCHEMA: Final = StructType(
 
 
 @contextmanager
-def spark_session(directory: Path) -> Iterator[SparkSession]:
+def spark_session(
+    directory: Path, master: str = "local[2]", settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[SparkSession]:
     """Two tasks at a time, as the targets say. Make it before a client, because Java is started by a fork."""
     from sow_spark import SowDataSource
 
     # Workers are separate processes, which must find the same modules as this one.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, map(str, _import_path())))
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
     spark = (
-        SparkSession.builder.master("local[2]")
+        builder.master(master)
         .appName("sow-bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -115,13 +121,32 @@ def _descendants(of: int) -> list[int]:
     return found
 
 
+def executor_mebibytes() -> float:
+    """The greatest resident set so far of an executor of a `local-cluster`, which is a process of its own."""
+    found = [pid for pid in _descendants(os.getpid()) if b"CoarseGrainedExecutorBackend" in _command(pid)]
+    assert found, "there is one"
+    return max(map(_peak_mebibytes, found))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
 def _worker_mebibytes(pid: int) -> float:
     """Its greatest resident set so far; 0 for a process that is not a Python worker of Spark."""
     try:
-        if b"pyspark" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"pyspark" not in _command(pid) or b"java" in Path(f"/proc/{pid}/comm").read_bytes():
             return 0.0
-        if b"java" in Path(f"/proc/{pid}/comm").read_bytes():
-            return 0.0
+    except OSError:
+        return 0.0  # it has ended
+    return _peak_mebibytes(pid)
+
+
+def _peak_mebibytes(pid: int) -> float:
+    try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -337,13 +338,26 @@ def check_size(payload: bytes) -> None:
 
 def value_at(payload: bytes, path: Sequence[str]) -> object:
     """The value of a field of a document that was checked; None if it is missing. Raises Refused."""
-    found: msgspec.Raw | None = msgspec.Raw(payload.strip())
-    for step in path:
-        found = _fields.decode(found).get(step) if found is not None and is_object(found) else None
     try:
-        return None if found is None else _value.decode(found)
+        value: object = _decoder_of(tuple(path)).decode(payload)
     except (msgspec.MsgspecError, ValueError) as error:  # a number out of range
         raise Refused("PAYLOAD_MALFORMED", f"payload: {error}") from None
+    for _ in path:
+        value = getattr(value, "value", None)
+    return value
+
+
+@lru_cache(maxsize=64)
+def _decoder_of(path: tuple[str, ...]) -> msgspec.json.Decoder[object]:
+    """Reads all that is under the names of a path, as a server does: also the first of a repeated name."""
+    wanted = _struct(path[-1], object)
+    for step in reversed(path[:-1]):
+        wanted = _struct(step, wanted | str | int | float | bool | list[object] | None)
+    return msgspec.json.Decoder(wanted)
+
+
+def _struct(name: str, kind: object) -> type[msgspec.Struct]:
+    return msgspec.defstruct("Wanted", [("value", kind, None)], rename={"value": name})
 
 
 def _too_deep() -> Refused:

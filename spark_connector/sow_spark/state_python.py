@@ -37,7 +37,11 @@ if TYPE_CHECKING:
 KEYLESS: Final = ""
 """The group of rows whose key cannot be told. No key is empty (rule K5)."""
 _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
-HELD: Final = "payload BINARY, version BIGINT, publish_time BIGINT, expire_time BIGINT, ord ARRAY<BIGINT>, timer BIGINT"
+HELD: Final = (
+    "payload BINARY, version BIGINT, publish_time BIGINT, expire_time BIGINT, ord ARRAY<BIGINT>, timer BIGINT, "
+    "more BINARY"
+)
+"""The last column is for later releases: Spark adds none to a state that has begun."""
 
 
 class Processor(StatefulProcessor):
@@ -84,7 +88,7 @@ class Processor(StatefulProcessor):
         found = self._state.get()
         if found is None:
             return None, None
-        payload, version, publish_time, expire_time, order, timer = found
+        payload, version, publish_time, expire_time, order, timer, _ = found
         payload = None if payload is None else bytes(payload)
         return Held(payload, version, publish_time, expire_time, tuple(order or ())), timer
 
@@ -106,7 +110,7 @@ class Processor(StatefulProcessor):
         if held is None:
             self._state.clear()
         else:
-            self._state.update((*held[:4], list(held.order), timer))
+            self._state.update((*held[:4], list(held.order), timer, None))
 
 
 def _given(row: Row) -> Given:

@@ -62,11 +62,11 @@ class Input:
             self.stream(), **{"topic": "t", "key": "/id", "order": "n", "engine": self.engine, **settings}
         )
 
-    def start(self, **settings: Any) -> StreamingQuery:
+    def start(self, trigger: str = "1s", **settings: Any) -> StreamingQuery:
         def collect(batch: DataFrame, _: int) -> None:
             self.rows.extend(batch.collect())
 
-        self.query = start_state(self.changes(**settings), collect, checkpoint=self.checkpoint, trigger="1s")
+        self.query = start_state(self.changes(**settings), collect, checkpoint=self.checkpoint, trigger=trigger)
         return self.query
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -131,6 +131,20 @@ def test_a_state_is_kept_expires_and_goes_on_after_a_stop(given: Input) -> None:
     for wrong in ({"key": "/name"}, {"topic": "u"}, {"late": "drop"}):
         with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option {next(iter(wrong))}: the state in"):
             given.start(**wrong)
+
+
+def test_a_query_stops_whose_batches_outlast_their_trigger(given: Input) -> None:
+    """It had no pause to stop in, and said NOT_STOPPED."""
+    given.put({"id": 1, "name": "a", "n": 1})
+    query = given.start(trigger="1ms")
+    given.until(lambda: given.of("1"))
+    last = stop_state(query)
+    assert not query.isActive
+    assert given.state(batch=last) == {"1": ("a", None)}
+    given.put({"id": 1, "v": 1.0, "_op": "delta", "n": 2})
+    given.start()
+    given.until(lambda: given.of("1") == ["put", "put"])
+    assert given.rows[1]._batch > last
 
 
 def test_rows_that_come_late_are_refused_when_it_is_asked_for(given: Input) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from sow.durations import parse_micros
-from tests.support.oracles.state_programs import comparable, in_a_store, in_python, program
+from tests.support.oracles.state_programs import by_timers, comparable, in_a_store, in_python, program
 from tests.support.servers.server import ROOT
 from tests.support.stores.stores import SECOND, START
 from tools.state_jar import SOURCES, compiled
@@ -101,6 +101,17 @@ def test_random_programs_are_the_same_in_a_store_and_in_python(first: int, tmp_p
         assert comparable(in_python(made)) == in_a_store(made, tmp_path / str(seed)), f"seed {seed}"
 
 
+@pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
+def test_timers_expire_each_record_once_and_in_time(first: int) -> None:
+    """L9, L10: a timer moves only where its record may fall due before it, and is set again where it came too early."""
+    for seed in range(first, first + (5_000 if first else 100)):
+        made = program(seed, late=seed % 2 == 1)
+        for row in (row for batch in made["batches"] for row in batch["rows"] if row["only_if_version"] == -1):
+            row["only_if_version"] = None
+        wanted = [{key: some for key, some in batch.items() if key} for batch in in_python(made)]
+        assert by_timers(made) == wanted, f"seed {seed}"
+
+
 @needs_javac
 @pytest.mark.parametrize("first", [0, pytest.param(1_000, marks=pytest.mark.long)])
 def test_random_programs_are_the_same_in_java_and_in_python(first: int, java: Any) -> None:
@@ -109,6 +120,16 @@ def test_random_programs_are_the_same_in_java_and_in_python(first: int, java: An
     made = [program(seed, late=seed % 2 == 1) for seed in seeds]
     for seed, one, told in zip(seeds, made, java(made), strict=True):
         assert plain(in_python(one)) == told, f"seed {seed}"
+
+
+def test_versions_grow_over_a_removal_also_when_the_clock_goes_back() -> None:
+    """K7: a tombstone has the version of the removal."""
+    row = {**case_program(CASES[0])["batches"][1]["rows"][0], "ttl": None}
+    made = case_program(CASES[0])
+    made["settings"]["tombstones_micros"] = 60 * SECOND
+    steps = [(START, "put"), (START, "delete"), (START - SECOND, "put")]
+    made["batches"] = [{"now": now, "rows": [{**row, "op": op, "ord": [at]}]} for at, (now, op) in enumerate(steps)]
+    assert [batch["1"][0][2] - START for batch in in_python(made)] == [0, 1, 2]
 
 
 KEYS: Final = [
@@ -135,6 +156,26 @@ def test_keys_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
     by_rules = in_python(made)
     assert comparable(by_rules) == in_a_store(made, tmp_path)
     assert plain(by_rules) == java([made])[0]
+
+
+NESTED: Final = [
+    *('{"id":1e400,"id":1,"k":{"n":1}}', '{"id":[1e400],"id":1,"k":{"n":1}}', '{"id":1,"k":{"n":1},"k":{"x":1e400}}'),
+    *('{"id":1,"k":1e400}', '{"id":1,"k":-1e400,"k":{"n":1}}', '{"id":1,"k":[{"x":1e400}],"k":{"n":1}}'),
+    *('{"id":1,"k":{"n":1,"x":1e400}}', '{"id":1,"k":{"n":1e400},"k":{"n":2}}', '{"id":1,"k":{"n":1},"k":"x"}'),
+    *('{"id":1,"k":%s,"k":{"n":1}}' % ("1" * 5_000), '{"x":{"id":1e400},"id":1,"k":{"n":"ü"}}', '{"id":1,"k":[7]}'),
+]
+"""Documents with the key fields /id and /k/n."""
+
+
+@needs_javac
+def test_values_on_the_way_to_a_key_are_those_of_a_store(java: Any, tmp_path: Path) -> None:
+    """K4: a number out of range refuses a document, also in a repeated name, and in the place of a parent."""
+    row = {**case_program(CASES[0])["batches"][1]["rows"][0], "ttl": None}
+    rows = [{**row, "payload": payload, "ord": [at]} for at, payload in enumerate(NESTED)]
+    made = {**case_program(CASES[0]), "key": [["id"], ["k", "n"]], "batches": [{"now": START, "rows": rows}]}
+    by_rules = in_python(made)
+    assert java([made]) == [plain(by_rules)]
+    assert comparable(by_rules) == in_a_store(made, tmp_path)
 
 
 SINGLE: Final = [

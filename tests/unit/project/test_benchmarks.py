@@ -81,6 +81,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "spark-disturbance",
         "spark-state",
         "spark-sinks",
+        "spark-state-scale",
     ]
 
 

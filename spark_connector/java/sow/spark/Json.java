@@ -129,6 +129,8 @@ final class Json {
             Arrays.fill(below, true);
           }
           below[i] = false;
+        } else {
+          isKey = true; // the key field below is missing, and a server reads this value all the same
         }
       }
       if (below != null) {

@@ -10,10 +10,6 @@ import org.apache.spark.sql.RowFactory;
 final class Key {
   static final String NONE = ""; // the group of rows without a key: no key is empty (rule K5)
 
-  // Where a row has what.
-  static final int OP = 0, PAYLOAD = 1, KEY = 2, TTL = 3, EXPIRE = 4, MODE = 5, IF = 6, IF_VERSION = 7, ORDER = 8;
-
-  private static final int[] TOLD = {OP, TTL, EXPIRE, MODE, IF, IF_VERSION};
   private static final long TTL_MAX = 3_653L * 86_400_000_000L;
 
   final List<Row> changes = new ArrayList<>();
@@ -53,7 +49,7 @@ final class Key {
     bury(held.order);
   }
 
-  void apply(Row row) {
+  void apply(Given row) {
     expire();
     try {
       applied(row);
@@ -62,29 +58,28 @@ final class Key {
     }
   }
 
-  void refuseKeyless(Row row) {
+  void refuseKeyless(Given row) {
     try {
-      settings.keyOf(row.getAs(PAYLOAD), row.getString(KEY));
+      settings.keyOf(row.payload(), row.key());
     } catch (Refused refused) {
       refuse(row, refused);
     }
   }
 
-  private void refuse(Row row, Refused refused) {
+  private void refuse(Given row, Refused refused) {
     Held record = record();
     long version = record == null ? 0 : record.version;
-    change("refused", row.getAs(PAYLOAD), version, null, null, refused.reason, refused.getMessage());
+    change("refused", row.payload(), version, null, null, refused.reason, refused.getMessage());
   }
 
   private Held record() {
     return held == null || held.payload == null ? null : held;
   }
 
-  private void applied(Row row) throws Refused {
+  private void applied(Given row) throws Refused {
     Held record = record();
-    long[] order = order(row);
-    check(row, order);
-    String op = row.getString(OP);
+    check(row);
+    String op = row.op();
     Long stamp = op.equals("delete") ? null : stamp(row);
     if (op.equals("touch") && record == null) throw new Refused("RECORD_NOT_FOUND", "there is no such record");
     checkCondition(row, record);
@@ -92,10 +87,10 @@ final class Key {
       if (record != null) {
         change("delete", record.payload, next(), record.publishTime, record.expireTime, null, null);
       }
-      if (record != null || settings.tombstones != null) bury(order);
+      if (record != null || settings.tombstones != null) bury(row.order());
       return;
     }
-    String mode = row.getString(MODE);
+    String mode = row.mode();
     if (record != null && "KEEP".equals(mode)) {
       stamp = record.expireTime;
     } else if (record != null && "EXTEND".equals(mode)) {
@@ -107,36 +102,36 @@ final class Key {
       payload = record.payload;
       publishTime = record.publishTime;
     } else {
-      payload = row.getAs(PAYLOAD);
+      payload = row.payload();
       if (op.equals("delta") && record != null) payload = Json.merged(record.payload, payload);
     }
-    held = new Held(payload, next(), publishTime, stamp, order);
+    held = new Held(payload, next(), publishTime, stamp, row.order());
     change("put", payload, held.version, publishTime, stamp, null, null);
     expire(); // a ttl of 0 (rule L7)
   }
 
   /** Refuses a row that is wrong in itself, or late. */
-  private void check(Row row, long[] order) throws Refused {
-    String op = row.getString(OP);
+  private void check(Given row) throws Refused {
+    String op = row.op();
     if (!List.of("put", "delta", "touch", "delete").contains(op)) {
       throw new Refused("INVALID_ARGUMENT", "_op: '" + op + "' is none of put, delta, touch, delete");
     }
-    String mode = row.getString(MODE);
+    String mode = row.mode();
     if (mode != null && !List.of("RESET", "KEEP", "EXTEND").contains(mode)) {
       throw new Refused("INVALID_ARGUMENT", "_ttl_mode: '" + mode + "' is none of RESET, KEEP, EXTEND");
     }
-    if (row.isNullAt(PAYLOAD) && (op.equals("put") || op.equals("delta"))) {
+    if (row.payload() == null && (op.equals("put") || op.equals("delta"))) {
       throw new Refused("PAYLOAD_MALFORMED", "payload: a " + op + " needs one");
     }
-    if (settings.tombstones != null && held != null && Arrays.compare(order, held.order) < 0) {
-      throw new Refused("STALE", "order: " + Arrays.toString(order) + " is before " + Arrays.toString(held.order));
+    if (settings.tombstones != null && held != null && Arrays.compare(row.order(), held.order) < 0) {
+      throw new Refused("STALE", "order: " + Arrays.toString(row.order()) + " is before " + Arrays.toString(held.order));
     }
   }
 
   /** Refuses a condition that does not hold (rule P3). */
-  private static void checkCondition(Row row, Held record) throws Refused {
-    String only = row.getString(IF);
-    Long onlyVersion = row.getAs(IF_VERSION);
+  private static void checkCondition(Given row, Held record) throws Refused {
+    String only = row.onlyIf();
+    Long onlyVersion = row.onlyIfVersion();
     if (only != null && !only.equals("absent") && !only.equals("present")) {
       throw new Refused("INVALID_ARGUMENT", "_only_if: '" + only + "' is neither absent nor present");
     }
@@ -154,9 +149,9 @@ final class Key {
   }
 
   /** The expire time that a row gives its record; null: never (rules L3 to L5, L18). */
-  private Long stamp(Row row) throws Refused {
-    String text = row.getString(TTL);
-    Long expireTime = row.getAs(EXPIRE);
+  private Long stamp(Given row) throws Refused {
+    String text = row.ttl();
+    Long expireTime = row.expireTime();
     Long ttl = text == null && expireTime == null ? null : given(text, expireTime);
     if (settings.expiration.equals("enabled")) {
       if (text == null && expireTime == null) ttl = settings.defaultTtl;
@@ -205,30 +200,5 @@ final class Key {
     changes.add(
         RowFactory.create(
             op, key.equals(NONE) ? null : key, payload, version, publishTime, expireTime, reason, message, batch, now));
-  }
-
-  /**
-   * Sorts the rows of a batch. Rows of equal order are sorted by their content, so a batch that is repeated gives the
-   * same changes.
-   */
-  static int compare(Row one, Row other) {
-    int found = Arrays.compare(order(one), order(other));
-    if (found != 0) return found;
-    byte[] payload = one.getAs(PAYLOAD), otherPayload = other.getAs(PAYLOAD);
-    found = Arrays.compareUnsigned(payload == null ? new byte[0] : payload, otherPayload == null ? new byte[0] : otherPayload);
-    for (int i = 0; found == 0 && i < TOLD.length; i++) found = text(one, TOLD[i]).compareTo(text(other, TOLD[i]));
-    return found;
-  }
-
-  private static String text(Row row, int column) {
-    return row.isNullAt(column) ? "" : row.get(column).toString();
-  }
-
-  static long[] order(Row row) {
-    if (row.isNullAt(ORDER)) return new long[0];
-    List<Long> numbers = row.getList(ORDER);
-    long[] order = new long[numbers.size()];
-    for (int i = 0; i < order.length; i++) order[i] = numbers.get(i) == null ? Long.MIN_VALUE : numbers.get(i);
-    return order;
   }
 }

@@ -26,14 +26,11 @@ import scala.jdk.javaapi.CollectionConverters;
  * same in Python and says what holds; rows come in and go out as `sow_spark.state` names their columns.
  */
 public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, Dataset<Row>> {
-  private static final StructType HELD =
-      StructType.fromDDL(
-          "payload BINARY, version BIGINT NOT NULL, publish_time BIGINT NOT NULL, expire_time BIGINT, ord STRING,"
-              + " timer BIGINT");
   private static final StructType CHANGE =
       StructType.fromDDL(
           "_op STRING NOT NULL, _key STRING, payload BINARY, _version BIGINT NOT NULL, _publish_time BIGINT,"
               + " _expire_time BIGINT, _reason STRING, _message STRING, _batch BIGINT, _now BIGINT NOT NULL");
+
   @Override
   public Dataset<Row> apply(Dataset<Row> rows, String json) {
     Settings settings = new Settings(json);
@@ -57,21 +54,21 @@ public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, D
 
     @Override
     public void init(OutputMode outputMode, TimeMode timeMode) {
-      state = getHandle().getValueState("record", Encoders.row(HELD), TTLConfig.NONE());
+      state = getHandle().getValueState("record", Encoders.row(Held.SCHEMA), TTLConfig.NONE());
     }
 
     @Override
     public Iterator<Row> handleInputRows(String key, Iterator<Row> input, TimerValues timerValues) {
-      List<Row> rows = new ArrayList<>();
-      input.foreach(row -> rows.add(row));
+      List<Given> rows = new ArrayList<>();
+      input.foreach(row -> rows.add(Given.of(row)));
       Key one = key(key, timerValues);
       if (key.equals(Key.NONE)) {
-        for (Row row : rows) one.refuseKeyless(row);
+        for (Given row : rows) one.refuseKeyless(row);
         return CollectionConverters.asScala(one.changes.iterator());
       }
-      if (rows.size() > 1) rows.sort(Key::compare);
+      if (rows.size() > 1) rows.sort(null);
       one.hold(state.get());
-      for (Row row : rows) one.apply(row);
+      for (Given row : rows) one.apply(row);
       keep(one);
       return CollectionConverters.asScala(one.changes.iterator());
     }
@@ -109,7 +106,7 @@ public final class StateOfTheWorld implements BiFunction<Dataset<Row>, String, D
         state.clear();
       } else {
         held.timer = timer;
-        state.update(held.row());
+        state.update(held.row(settings.tombstones != null));
       }
     }
   }

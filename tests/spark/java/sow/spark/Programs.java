@@ -9,6 +9,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -41,8 +42,8 @@ final class Programs {
       long now = batch.get("now").asLong();
       Map<String, List<JsonNode>> groups = new LinkedHashMap<>();
       for (JsonNode row : batch.get("rows")) {
-        Row whole = row(row, null);
-        String group = settings.keyOrNone(whole.getAs(Key.PAYLOAD), whole.getString(Key.KEY));
+        Given whole = row(row, null);
+        String group = settings.keyOrNone(whole.payload(), whole.key());
         groups.computeIfAbsent(group, none -> new ArrayList<>()).add(row);
       }
       Set<String> keys = new LinkedHashSet<>(groups.keySet());
@@ -51,9 +52,9 @@ final class Programs {
       for (String key : keys) {
         Key one = new Key(settings, key, now, 0);
         Held held = states.get(key);
-        one.hold(held == null ? null : held.row()); // as the state gives it
+        one.hold(held == null ? null : held.row(settings.tombstones != null)); // as the state gives it
         List<JsonNode> rows = new ArrayList<>(groups.getOrDefault(key, List.of()));
-        rows.sort((a, b) -> Key.compare(row(a, null), row(b, null)));
+        rows.sort(Comparator.comparing(each -> row(each, null)));
         for (JsonNode row : rows) {
           if (key.equals(Key.NONE)) {
             one.refuseKeyless(row(row, null));
@@ -83,12 +84,12 @@ final class Programs {
     return batches;
   }
 
-  private static Row row(JsonNode from, Long version) {
+  private static Given row(JsonNode from, Long version) {
     List<Long> order = new ArrayList<>();
     from.get("ord").forEach(number -> order.add(number.asLong()));
     String payload = text(from, "payload");
     Long wanted = number(from, "only_if_version");
-    return RowFactory.create(
+    Row row = RowFactory.create(
         text(from, "op"),
         payload == null ? null : payload.getBytes(StandardCharsets.UTF_8),
         text(from, "key"),
@@ -98,6 +99,7 @@ final class Programs {
         text(from, "only_if"),
         wanted != null && wanted == -1 ? version : wanted,
         CollectionConverters.asScala(order).toSeq());
+    return Given.of(row);
   }
 
   private static String text(JsonNode from, String name) {
