@@ -4,27 +4,37 @@
      settings may change at a restart, and count for later rows (rule L12). Expiration is disabled from the first run,
      or never: records have no timers then, and nothing could find those that are overdue.
 [2]  A query that is stopped inside a batch repeats that batch when it starts again, and cannot be repartitioned.
+[3]  Spark itself lists and reads the files of a checkpoint, so all but `repartition_state` works over Spark Connect.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sow.durations import DurationError, parse_micros
 from sow_spark.errors import SowSourceError, option_error
+from sow_spark.state import alive, document_columns, is_connected
 
-NOTE: Final = "sow-state.json"
+NOTES: Final = "sow-state"
+"""The folder of a checkpoint with its notes, each a file of one line. Files are only added, and the highest `number`
+counts, so a crash leaves the old note or the new one."""
 FIXED: Final = ("topic", "key", "engine", "late")
 """The settings that a checkpoint cannot change [1]."""
+_UNREADABLE: Final = re.compile(r"""[\x00-\x20\x7f"#%*<>?\[\]\\^`{|}]""")
+"""Characters of a path that Spark's reader of states escapes, and then finds no batch, or takes as a pattern."""
+_ROOT: Final = "sow.state.{id}.checkpoint"
+"""The setting of a session with the checkpoint of a query, which Spark Connect tells nowhere."""
 _STORE: Final = "spark.sql.streaming.stateStore."
 SETTINGS: Final = {
     f"{_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -55,7 +65,7 @@ def start_state(
     millis = _micros("trigger", trigger) // 1_000
     _check_note(spark, checkpoint, told)
     if callable(sink):
-        writer = changes.writeStream.foreachBatch(sink)
+        writer = changes.writeStream.foreachBatch(_numbered(sink))
     else:
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
@@ -64,18 +74,31 @@ def start_state(
     if name is not None:
         writer = writer.queryName(name)
     with _settings(spark):
-        return writer.start()
+        query = writer.start()
+    if is_connected(spark):
+        spark.conf.set(_ROOT.format(id=query.id), checkpoint)
+    return query
+
+
+def _numbered(sink: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """The same, with `_batch` in the rows: over Spark Connect a batch's tasks do not see its number."""
+
+    def called(batch: DataFrame, number: int) -> None:
+        sink(batch.withColumn("_batch", F.lit(number).cast("bigint")), number)
+
+    return called
 
 
 def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
     """Stops a query between two batches [2]; returns the number of its last batch, or -1.
 
-    Raises SowSourceError: NOT_STOPPED if it has no pause between batches for `timeout`, and still runs; BATCH_OPEN if a
+    Raises SowSourceError: OPTION_INVALID for a query over Spark Connect that its session has not started by
+    `start_state`; NOT_STOPPED if it has no pause between batches for `timeout`, and still runs; BATCH_OPEN if a
     batch began in the moment of the stop, which the next start repeats: nothing is lost.
     """
     until = time.monotonic() + _micros("timeout", timeout) / 1e6
-    root = query._jsq.streamingQuery().resolvedCheckpointRoot()  # Spark tells it nowhere else
     spark = SparkSession.active()
+    root = _root(spark, query)
     pauses = 0
     while query.isActive and pauses < 3:  # behind its time, a query has pauses that are shorter than a stop takes
         pauses = 0 if query.status["isTriggerActive"] else pauses + 1
@@ -105,9 +128,7 @@ def read_state(
     `_version`, `_publish_time`, `_expire_time`. Raises SowSourceError (OPTION_INVALID) for a folder that is no
     checkpoint of a state.
     """
-    from sow_spark.state import alive, document_columns
-
-    told = _read_note(spark, checkpoint)
+    told, _ = _read_note(spark, checkpoint)
     if told is None:
         raise option_error("checkpoint", f"{checkpoint} has no state of the world")
     if batch is None and _last(spark, f"{checkpoint}/commits") < 0:  # it has just been started
@@ -132,9 +153,13 @@ def read_state(
 def repartition_state(spark: SparkSession, checkpoint: str, partitions: int) -> None:
     """Spreads the state of a stopped query over another number of partitions. Needs Spark 4.2 or later.
 
-    Raises SowSourceError: BATCH_OPEN if the query was stopped inside a batch [2].
+    Raises SowSourceError: BATCH_OPEN if the query was stopped inside a batch [2]; UNIMPLEMENTED over Spark Connect.
     """
-    if not hasattr(spark, "_jsparkSession") or not hasattr(spark, "_streamingCheckpointManager"):
+    if is_connected(spark):
+        raise SowSourceError(
+            "UNIMPLEMENTED", "Spark Connect has no call for it", "run repartition_state by spark-submit"
+        )
+    if not hasattr(spark, "_streamingCheckpointManager"):
         raise SowSourceError("UNIMPLEMENTED", "Spark repartitions states from version 4.2 on")
     planned, committed = _last(spark, f"{checkpoint}/offsets"), _last(spark, f"{checkpoint}/commits")
     if planned != committed:
@@ -182,10 +207,9 @@ def _told(changes: DataFrame) -> dict[str, Any]:
 
 
 def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> None:
-    _, path = _file(spark, checkpoint)
-    if path.toUri().toString() != path.toString():
-        raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, # and %")
-    noted = _read_note(spark, checkpoint)
+    if _UNREADABLE.search(checkpoint):
+        raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, #, % and *")
+    noted, number = _read_note(spark, checkpoint)
     begun = _last(spark, f"{checkpoint}/offsets") >= 0
     if noted is None and begun:
         raise option_error("checkpoint", f"{checkpoint} is that of another query, and has no state of the world")
@@ -198,40 +222,44 @@ def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> N
             change = "from" if disabled[0] else "to"
             raise option_error("expiration", f"that of the state in {checkpoint} cannot change {change} disabled")
     if noted != told:
-        files, path = _file(spark, f"{checkpoint}/{NOTE}")
-        out = files.create(path, True)
-        try:
-            out.write(bytearray(json.dumps(told, sort_keys=True).encode()))
-        finally:
-            out.close()
+        text = json.dumps({**told, "number": number + 1}, sort_keys=True)
+        row = spark.range(0, 1, 1, 1).select(F.lit(text).alias("value"))
+        row.write.mode("append").text(f"{checkpoint}/{NOTES}")
 
 
-def _read_note(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    files, path = _file(spark, f"{checkpoint}/{NOTE}")
-    if not files.exists(path):
-        return None
-    into = files.open(path)
-    try:
-        text = bytes(into.readAllBytes()).decode()
-    finally:
-        into.close()
-    told: dict[str, Any] = json.loads(text)
-    return told
+def _read_note(spark: SparkSession, checkpoint: str) -> tuple[dict[str, Any] | None, int]:
+    """The last note and its number; None and -1 where there is none."""
+    folder = f"{checkpoint}/{NOTES}"
+    rows = spark.read.text(folder).collect() if _names(spark, folder) else []
+    notes: list[dict[str, Any]] = [json.loads(row.value) for row in rows]
+    if not notes:
+        return None, -1
+    told = max(notes, key=lambda note: int(note["number"]))
+    return told, told.pop("number")
+
+
+def _root(spark: SparkSession, query: StreamingQuery) -> str:
+    """The checkpoint of a query."""
+    if not is_connected(spark):
+        return str(query._jsq.streamingQuery().resolvedCheckpointRoot())  # Spark tells it nowhere else
+    root = spark.conf.get(_ROOT.format(id=query.id), None)
+    if root is None:
+        raise option_error("query", "this session has not started it by start_state, so its checkpoint is not known")
+    return root
 
 
 def _last(spark: SparkSession, folder: str) -> int:
     """The highest number that is the name of a file in a log of Spark; -1 for none."""
-    files, path = _file(spark, folder)
-    if not files.exists(path):
-        return -1
-    names = [one.getPath().getName() for one in files.listStatus(path)]
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in _names(spark, folder) if name.isdigit()), default=-1)
 
 
-def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """The file system of a path, as Spark reaches it, and the path."""
-    from sow_spark.state import check_session
-
-    check_session(spark)
-    made = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # there is one where there is Java
-    return made.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), made
+def _names(spark: SparkSession, folder: str) -> list[str]:
+    """The names of the files in a folder. Spark lists them for a plan, and reads none."""
+    try:
+        # Twice, as Spark logs a stack trace where a single folder is missing.
+        found = set(spark.read.format("binaryFile").load([folder, folder]).inputFiles())
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+    return [file.rpartition("/")[2] for file in found]

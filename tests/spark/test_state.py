@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sow_spark import state, state_queries
 from sow_spark.errors import SowSourceError
-from sow_spark.state import JAR, check_session, parse_path, state_of_the_world
+from sow_spark.state import JAR, parse_path, state_of_the_world
 from sow_spark.state_python import key_or_none
 from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
 from tests.support.servers.server import ROOT, ServerProcess
@@ -285,12 +285,24 @@ def test_a_package_without_its_jar_says_so(
         Input(spark, tmp_path, "jvm").changes()
 
 
-def test_spark_connect_is_refused() -> None:
-    with pytest.raises(SowSourceError, match="UNIMPLEMENTED: Spark Connect"):
-        check_session(object())
+def test_a_note_that_was_cut_off_leaves_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    """A note was one file, which was emptied and then written: a crash between the two lost the settings of a state."""
+    given = Input(spark, tmp_path, "python")
+    told = json.loads(given.changes().schema["_op"].metadata["sow_state"])
+    for settings in (told, {**told, "max_ttl_micros": 5}, {**told, "max_ttl_micros": 6}):
+        state_queries._check_note(spark, given.checkpoint, settings)
+    notes = Path(given.checkpoint) / state_queries.NOTES
+    before = {path: path.read_bytes() for path in notes.glob("part-*")}
+    (notes / "_temporary").mkdir()
+    (notes / "_temporary" / "part-00000").write_text('{"topic"')
+    (notes / "_SUCCESS").unlink()
+    assert state_queries._read_note(spark, given.checkpoint) == ({**told, "max_ttl_micros": 6}, 2)
+    state_queries._check_note(spark, given.checkpoint, told)
+    assert state_queries._read_note(spark, given.checkpoint) == (told, 3)
+    assert {path: path.read_bytes() for path in before} == before, "a note is added, and none is touched"
 
 
-@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b"])
+@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b", "a*b", "ü{b"])
 def test_a_checkpoint_is_refused_whose_state_spark_could_not_read(spark: SparkSession, folder: str) -> None:
     """Spark's reader of states escapes its path, and then finds no batch."""
     with pytest.raises(SowSourceError, match="OPTION_INVALID: option checkpoint: "):
