@@ -42,6 +42,9 @@ SETTINGS: Final = {
     f"{_STORE}rocksdb.changelogCheckpointing.enabled": "true",
 }
 """Settings of Spark that a query has from its first run."""
+PARQUET_TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+"""For a function that writes Parquet, unless the session sets a form: Spark's default, INT96, has no statistics, and
+others misread it far from today."""
 
 
 def start_state(
@@ -180,8 +183,9 @@ def _micros(name: str, text: str) -> int:
 @contextmanager
 def _settings(spark: SparkSession) -> Iterator[None]:
     """Spark copies the settings of its session when a query starts."""
-    before = {name: spark.conf.get(name, None) for name in SETTINGS}
-    for name, value in SETTINGS.items():
+    times, micros = PARQUET_TIMES
+    before = {name: spark.conf.get(name, None) for name in (*SETTINGS, times)}
+    for name, value in (SETTINGS | {times: before[times] or micros}).items():
         spark.conf.set(name, value)
     try:
         yield

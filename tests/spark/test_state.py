@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -283,6 +284,29 @@ def test_a_package_without_its_jar_says_so(
         SowSourceError, match=r"OPTION_INVALID: option engine: this package was built without gone\.jar"
     ):
         Input(spark, tmp_path, "jvm").changes()
+
+
+@pytest.mark.long
+def test_times_that_a_function_writes_to_parquet_are_microseconds(given: Input) -> None:
+    """By default they were nanoseconds in 96 bits: without statistics, and those of 2300 wrapped around elsewhere."""
+    given.spark.conf.unset(state_queries.PARQUET_TIMES[0])  # a test of a page may have set it
+    given.put({"id": 1, "n": 1, "at": "2300-01-01T00:00:00.000001Z"})
+    stream = given.stream("id LONG, n LONG, at TIMESTAMP")
+    changes = state_of_the_world(stream, key="/id", order="n", engine=given.engine)  # type: ignore[arg-type]  # as above
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{given.folder}/out/{number}")
+        given.rows.extend(batch.collect())
+
+    given.query = start_state(changes, write, checkpoint=given.checkpoint, trigger="1s")
+    given.until(lambda: given.rows)
+    assert given.spark.conf.get(state_queries.PARQUET_TIMES[0], None) is None, "the session is as before"
+    file, *_ = (path for path in given.folder.rglob("out/*/*.parquet") if pq.read_metadata(path).num_rows)
+    columns = pq.read_metadata(file).row_group(0)
+    told = {one.path_in_schema: one for one in map(columns.column, range(columns.num_columns))}
+    for name in ("at", "_publish_time", "_now"):
+        assert (told[name].physical_type, told[name].statistics.has_min_max) == ("INT64", True)
+    assert pq.read_table(file)["at"].to_pylist() == [datetime(2300, 1, 1, microsecond=1, tzinfo=UTC)]
 
 
 def test_a_note_that_was_cut_off_leaves_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
