@@ -59,6 +59,7 @@ def main(url: str, server: str, topic: str, folder: str) -> None:
     answer = {
         "batches": [first, last],
         "rows": [list(row) for row in rows],
+        "read": spark.read.format("sow").option("server", server).load(topic).count(),
         "earlier": sow_spark.read_state(spark, checkpoint, batch=first).count(),
         "refused": [
             refusal(lambda: sow_spark.state_of_the_world(stream, key="/id", order="n", engine="jvm")),

@@ -48,7 +48,7 @@ def test_a_state_is_kept_over_spark_connect(server: ServerProcess, tmp_path: Pat
     first, last = answer["batches"]
     assert 0 <= first < last
     assert answer["rows"] == [["1", "a"], ["2", "b"]]
-    assert answer["earlier"] == 2
+    assert (answer["earlier"], answer["read"]) == (2, 2)
     jvm, key, nothing, foreign, spread = answer["refused"]
     assert jvm.startswith("OPTION_INVALID: option engine: a client of Spark Connect cannot load jvm")
     assert key.startswith("OPTION_INVALID: option key: the state in")
