@@ -31,7 +31,7 @@ NOTES: Final = "sow-state"
 counts, so a crash leaves the old note or the new one."""
 FIXED: Final = ("topic", "key", "engine", "late")
 """The settings that a checkpoint cannot change [1]."""
-_UNREADABLE: Final = re.compile(r"""[\x00-\x20\x7f"#%*<>?\[\]\\^`{|}]""")
+_UNREADABLE: Final = re.compile(r"""[\s\x00-\x1f\x7f-\x9f"#%*<>?\[\]\\^`{|}]""")
 """Characters of a path that Spark's reader of states escapes, and then finds no batch, or takes as a pattern."""
 _ROOT: Final = "sow.state.{id}.checkpoint"
 """The setting of a session with the checkpoint of a query, which Spark Connect tells nowhere."""

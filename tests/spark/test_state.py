@@ -326,7 +326,7 @@ def test_a_note_that_was_cut_off_leaves_the_one_before(spark: SparkSession, tmp_
     assert {path: path.read_bytes() for path in before} == before, "a note is added, and none is touched"
 
 
-@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b", "a*b", "ü{b"])
+@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b", "a*b", "ü{b", "a\u00a0b"])
 def test_a_checkpoint_is_refused_whose_state_spark_could_not_read(spark: SparkSession, folder: str) -> None:
     """Spark's reader of states escapes its path, and then finds no batch."""
     with pytest.raises(SowSourceError, match="OPTION_INVALID: option checkpoint: "):
