@@ -127,9 +127,12 @@ class SowDataSource(DataSource):
         reading = self._loaded or reading
         # Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last, and uses it for
         # every other use of the DataFrame, also without a filter. Rows would be missing, and neither the planner nor a
-        # task can tell for which use it works. So filters are pushed there only on request.
-        push = plans_each_use() if reading.push_filters is None else reading.push_filters
-        kind = FilteringReader if push and _filters_are_pushed() else SnapshotReader
+        # task can tell for which use it works. So filters are pushed there only on request. If Spark's setting is off,
+        # Spark refuses a reader that takes filters, and names the setting: so a request never goes unheeded.
+        push = reading.push_filters
+        if push is None:
+            push = plans_each_use() and _filters_are_pushed()
+        kind = FilteringReader if push else SnapshotReader
         return kind(reading, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
@@ -188,8 +191,7 @@ def _filters_are_pushed() -> bool:
 
     Spark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is off, and a data source
     cannot read this setting. But Spark pushes filters in a worker program of its own, which it runs only while the
-    setting is on. If a version of Spark gives the program another name, filters are not pushed, and the result is the
-    same.
+    setting is on. If a version of Spark gives the program another name, `auto` pushes none, and the result is the same.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from sow.durations import DurationError, parse_micros
-from sow_spark.errors import SowSourceError, option_error
+from sow_spark.errors import option_error
 from sow_spark.state_fold import KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, TTL_MAX_MICROS, Expiration, Settings
 
 Engine = Literal["jvm", "python"]
@@ -93,8 +93,8 @@ def state_of_the_world(
     times: the rows of a key in a micro-batch are applied by them, as Spark's shuffle keeps no order. With
     `late="drop"` a row that is before the last row of its key is refused (STALE), also for `tombstones` (a day) after
     the record has gone.
-    `expiration`, `min_ttl` and `max_ttl` are those of a topic. `engine`: `jvm`, where the package has its jar, or
-    `python`, which takes some twenty times the CPU.
+    `expiration`, `min_ttl` and `max_ttl` are those of a topic. `engine`: `jvm`, where the package has its jar and the
+    session is not one of Spark Connect, or `python`, which takes some twenty times the CPU.
 
     A row of the result has `_op` (`put`; `delete` and `expire`, both with the old record; `refused`, with `_reason` and
     `_message`), `_key`, the document as it came in, `_version`, `_publish_time`, `_expire_time`, `_batch`, and `_now`,
@@ -102,14 +102,14 @@ def state_of_the_world(
 
     Raises SowSourceError (OPTION_INVALID) for a setting that is wrong or without effect.
     """
-    check_session(stream.sparkSession)
     if not stream.isStreaming:
         raise option_error("stream", "it is no stream, so no record would expire; read it with readStream")
     paths = [parse_path(path) for path in _texts(key)]
     _check_apart(paths)
     settings = _settings(expiration, min_ttl, max_ttl, late, tombstones)
-    engine = engine or default_engine()
-    _check_engine(engine)
+    connected = is_connected(stream.sparkSession)
+    engine = engine or default_engine(connected)
+    _check_engine(engine, connected)
     documents = [name for name in stream.columns if name not in MARKS]
     _check_names(documents)
     document = None if "payload" in documents else StructType([stream.schema[name] for name in documents])
@@ -156,25 +156,24 @@ def document_columns(payload: Any, told: dict[str, Any]) -> list[Any]:
     return [parsed[name].alias(name) for name in told["fields"]]
 
 
-def check_session(spark: Any) -> None:
-    """Raises SowSourceError (UNIMPLEMENTED) for a session that is not in this process."""
-    if not hasattr(spark, "_jsparkSession"):
-        raise SowSourceError(
-            "UNIMPLEMENTED", "Spark Connect gives a client no way to a checkpoint", "run this program by spark-submit"
-        )
+def is_connected(spark: Any) -> bool:
+    """True for a session of Spark Connect: its JVM is another program's."""
+    return not hasattr(spark, "_jsparkSession")
 
 
-def default_engine() -> Engine:
-    """`jvm`, where the package has its jar."""
-    return "jvm" if files("sow_spark").joinpath(JAR).is_file() else "python"
+def default_engine(connected: bool = False) -> Engine:
+    """`jvm`, where the package has its jar and this process has the JVM."""
+    return "jvm" if not connected and files("sow_spark").joinpath(JAR).is_file() else "python"
 
 
 # ---- settings ----
 
 
-def _check_engine(engine: str) -> None:
+def _check_engine(engine: str, connected: bool) -> None:
     if engine not in ("jvm", "python"):
         raise option_error("engine", f"{engine!r} is neither jvm nor python")
+    if engine == "jvm" and connected:
+        raise option_error("engine", "a client of Spark Connect cannot load jvm, so take python, or spark-submit")
     if engine == "jvm" and default_engine() != "jvm":
         raise option_error("engine", f"this package was built without {JAR}, so only python is here")
 

@@ -4,6 +4,7 @@
      settings may change at a restart, and count for later rows (rule L12). Expiration is disabled from the first run,
      or never: records have no timers then, and nothing could find those that are overdue.
 [2]  A query that is stopped inside a batch repeats that batch when it starts again, and cannot be repartitioned.
+[3]  Spark itself lists and reads the files of a checkpoint, so all but `repartition_state` works over Spark Connect.
 """
 
 from __future__ import annotations
@@ -17,18 +18,26 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sow.durations import DurationError, parse_micros
 from sow_spark.errors import SowSourceError, option_error
+from sow_spark.state import alive, document_columns, is_connected
 
 _log: Final = logging.getLogger("sow_spark")
-NOTE: Final = "sow-state.json"
+CLOCK_BACK_SECONDS: Final = 1.0
+NOTES: Final = "sow-state"
+"""The folder of a checkpoint with its notes, each a file of one line. Files are only added, and the highest `number`
+counts, so a crash leaves the old note or the new one."""
 FIXED: Final = ("topic", "key", "engine", "late")
 """The settings that a checkpoint cannot change [1]."""
-CLOCK_BACK_SECONDS: Final = 1.0
+_UNREADABLE: Final = re.compile(r"""[\s\x00-\x1f\x7f-\x9f"#%*<>?\[\]\\^`{|}]""")
+"""Characters of a path that Spark's reader of states escapes, and then finds no batch, or takes as a pattern."""
+_ROOT: Final = "sow.state.{id}.checkpoint"
+"""The setting of a session with the checkpoint of a query, which Spark Connect tells nowhere."""
 _STORE: Final = "spark.sql.streaming.stateStore."
 SETTINGS: Final = {
     f"{_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -37,6 +46,9 @@ SETTINGS: Final = {
     f"{_STORE}rocksdb.trackTotalNumberOfRows": "false",  # else each write reads its key first
 }
 """Settings of Spark that a query has from its first run."""
+PARQUET_TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+"""For a function that writes Parquet, unless the session sets a form: Spark's default, INT96, has no statistics, and
+others misread it far from today."""
 
 
 def start_state(
@@ -63,7 +75,7 @@ def start_state(
     _check_note(spark, checkpoint, told)
     _check_clock(spark, checkpoint)
     if callable(sink):
-        writer = changes.writeStream.foreachBatch(sink)
+        writer = changes.writeStream.foreachBatch(_numbered(sink))
     else:
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
@@ -74,28 +86,40 @@ def start_state(
     if name is not None:
         writer = writer.queryName(name)
     with _settings(spark):
-        return writer.start()
+        query = writer.start()
+    if is_connected(spark):
+        spark.conf.set(_ROOT.format(id=query.id), checkpoint)
+    return query
+
+
+def _numbered(sink: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+    """The same, with `_batch` in the rows: over Spark Connect a batch's tasks do not see its number."""
+
+    def called(batch: DataFrame, number: int) -> None:
+        sink(batch.withColumn("_batch", F.lit(number).cast("bigint")), number)
+
+    return called
 
 
 def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
     """Stops a query after the batch that runs [2]; returns the number of its last batch, or -1.
 
-    Raises SowSourceError: NOT_STOPPED if that batch takes longer than `timeout`; BATCH_OPEN if a batch was cut off,
-    which the next start repeats: nothing is lost.
+    Raises SowSourceError: OPTION_INVALID for a query over Spark Connect that its session has not started by
+    `start_state`; NOT_STOPPED if the batch takes longer than `timeout`, or if over Spark Connect, where no query can be
+    told to end, there is no pause between two batches; BATCH_OPEN if a batch was cut off, which the next start repeats:
+    nothing is lost.
     """
     until = time.monotonic() + _micros("timeout", timeout) / 1e6
-    execution = query._jsq.streamingQuery()
-    root = execution.resolvedCheckpointRoot()  # Spark tells it nowhere else
     spark = SparkSession.active()
-    told = False
+    root = _root(spark, query)
+    told = is_connected(spark)
     pauses = 0
-    thread = execution.queryExecutionThread()
-    while thread.isAlive() and pauses < 3:  # it may sleep for long before its next trigger
+    while _runs(spark, query) and pauses < 3:  # it may sleep for long before its next trigger
         pauses = 0 if query.status["isTriggerActive"] else pauses + 1
         if not told and _is_executing(spark, query, root):
             # Spark's own `stop` sets this, too, and then interrupts the batch. A query reads it before each batch, and
             # in the planning of one, where it cuts the batch off.
-            state = execution.state()
+            state = query._jsq.streamingQuery().state()
             package = state.get().getClass().getPackageName()  # another one before 4.2
             state.set(getattr(getattr(spark._jvm, f"{package}.TERMINATED$"), "MODULE$"))
             told = True
@@ -103,7 +127,7 @@ def stop_state(query: StreamingQuery, timeout: str = "1m") -> int:
             raise SowSourceError(
                 "NOT_STOPPED", f"a batch takes longer than {timeout}", "call it again, with a longer timeout"
             )
-        thread.join(10)
+        time.sleep(0.005)
     query.stop()
     planned, committed = _last(spark, f"{root}/offsets"), _last(spark, f"{root}/commits")
     if planned != committed:
@@ -123,9 +147,7 @@ def read_state(
     `_version`, `_publish_time`, `_expire_time`. Raises SowSourceError (OPTION_INVALID) for a folder that is no
     checkpoint of a state.
     """
-    from sow_spark.state import alive, document_columns
-
-    told = _read_note(spark, checkpoint)
+    told, _ = _read_note(spark, checkpoint)
     if told is None:
         raise option_error("checkpoint", f"{checkpoint} has no state of the world")
     if batch is None and _last(spark, f"{checkpoint}/commits") < 0:  # it has just been started
@@ -150,9 +172,13 @@ def read_state(
 def repartition_state(spark: SparkSession, checkpoint: str, partitions: int) -> None:
     """Spreads the state of a stopped query over another number of partitions. Needs Spark 4.2 or later.
 
-    Raises SowSourceError: BATCH_OPEN if the query was stopped inside a batch [2].
+    Raises SowSourceError: BATCH_OPEN if the query was stopped inside a batch [2]; UNIMPLEMENTED over Spark Connect.
     """
-    if not hasattr(spark, "_jsparkSession") or not hasattr(spark, "_streamingCheckpointManager"):
+    if is_connected(spark):
+        raise SowSourceError(
+            "UNIMPLEMENTED", "Spark Connect has no call for it", "run repartition_state by spark-submit"
+        )
+    if not hasattr(spark, "_streamingCheckpointManager"):
         raise SowSourceError("UNIMPLEMENTED", "Spark repartitions states from version 4.2 on")
     planned, committed = _last(spark, f"{checkpoint}/offsets"), _last(spark, f"{checkpoint}/commits")
     if planned != committed:
@@ -165,12 +191,12 @@ def repartition_state(spark: SparkSession, checkpoint: str, partitions: int) -> 
 
 def _is_executing(spark: SparkSession, query: StreamingQuery, root: str) -> bool:
     """True if a batch is past its planning: its offsets are in the log, and a job of it runs."""
+    if _last(spark, f"{root}/offsets") <= _last(spark, f"{root}/commits"):  # this takes its time, so it is the first
+        return False
     tracker = spark.sparkContext.statusTracker()
     job = max(tracker.getJobIdsForGroup(str(query.runId)), default=None)
     info = None if job is None else tracker.getJobInfo(job)
-    if info is None or info.status != "RUNNING":
-        return False
-    return _last(spark, f"{root}/offsets") > _last(spark, f"{root}/commits")
+    return info is not None and info.status == "RUNNING"
 
 
 def _micros(name: str, text: str) -> int:
@@ -183,8 +209,9 @@ def _micros(name: str, text: str) -> int:
 @contextmanager
 def _settings(spark: SparkSession) -> Iterator[None]:
     """Spark copies the settings of its session when a query starts."""
-    before = {name: spark.conf.get(name, None) for name in SETTINGS}
-    for name, value in SETTINGS.items():
+    times, micros = PARQUET_TIMES
+    before = {name: spark.conf.get(name, None) for name in (*SETTINGS, times)}
+    for name, value in (SETTINGS | {times: before[times] or micros}).items():
         spark.conf.set(name, value)
     try:
         yield
@@ -210,10 +237,9 @@ def _told(changes: DataFrame) -> dict[str, Any]:
 
 
 def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> None:
-    _, path = _file(spark, checkpoint)
-    if path.toUri().toString() != path.toString():
-        raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, # and %")
-    noted = _read_note(spark, checkpoint)
+    if _UNREADABLE.search(checkpoint):
+        raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, #, % and *")
+    noted, number = _read_note(spark, checkpoint)
     begun = _last(spark, f"{checkpoint}/offsets") >= 0
     if noted is None and begun:
         raise option_error("checkpoint", f"{checkpoint} is that of another query, and has no state of the world")
@@ -226,24 +252,16 @@ def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> N
             change = "from" if disabled[0] else "to"
             raise option_error("expiration", f"that of the state in {checkpoint} cannot change {change} disabled")
     if noted != told:
-        files, path = _file(spark, f"{checkpoint}/{NOTE}")
-        out = files.create(path, True)
-        try:
-            out.write(bytearray(json.dumps(told, sort_keys=True).encode()))
-        finally:
-            out.close()
-
-
-def _read_note(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
-    text = _read(spark, f"{checkpoint}/{NOTE}")
-    told: dict[str, Any] | None = None if text is None else json.loads(text)
-    return told
+        text = json.dumps({**told, "number": number + 1}, sort_keys=True)
+        row = spark.range(0, 1, 1, 1).select(F.lit(text).alias("value"))
+        row.write.mode("append").text(f"{checkpoint}/{NOTES}")
 
 
 def _check_clock(spark: SparkSession, checkpoint: str) -> None:
     """Warns of a clock that is before the last batch: until it gets there, records live longer (rule L15)."""
-    text = _read(spark, f"{checkpoint}/offsets/{_last(spark, f'{checkpoint}/offsets')}")
-    found = re.search(r'"batchTimestampMs":(\d+)', text or "")
+    batch = _last(spark, f"{checkpoint}/offsets")
+    rows = spark.read.text(f"{checkpoint}/offsets/{batch}").collect() if batch >= 0 else []
+    found = re.search(r'"batchTimestampMs":(\d+)', "".join(row.value for row in rows))
     seconds = 0.0 if found is None else int(found[1]) / 1e3 - time.time()
     if seconds > CLOCK_BACK_SECONDS:
         _log.warning(
@@ -253,31 +271,46 @@ def _check_clock(spark: SparkSession, checkpoint: str) -> None:
         )
 
 
-def _read(spark: SparkSession, path: str) -> str | None:
-    """The text of a file, if it is there."""
-    files, made = _file(spark, path)
-    if not files.exists(made):
-        return None
-    into = files.open(made)
-    try:
-        return bytes(into.readAllBytes()).decode()
-    finally:
-        into.close()
+def _runs(spark: SparkSession, query: StreamingQuery) -> bool:
+    """True until the last batch of a query has ended."""
+    if is_connected(spark):
+        return query.isActive
+    return bool(query._jsq.streamingQuery().queryExecutionThread().isAlive())  # told to end, it is not active any more
+
+
+def _read_note(spark: SparkSession, checkpoint: str) -> tuple[dict[str, Any] | None, int]:
+    """The last note and its number; None and -1 where there is none."""
+    folder = f"{checkpoint}/{NOTES}"
+    rows = spark.read.text(folder).collect() if _names(spark, folder) else []
+    notes: list[dict[str, Any]] = [json.loads(row.value) for row in rows]
+    if not notes:
+        return None, -1
+    told = max(notes, key=lambda note: int(note["number"]))
+    return told, told.pop("number")
+
+
+def _root(spark: SparkSession, query: StreamingQuery) -> str:
+    """The checkpoint of a query."""
+    if not is_connected(spark):
+        return str(query._jsq.streamingQuery().resolvedCheckpointRoot())  # Spark tells it nowhere else
+    root = spark.conf.get(_ROOT.format(id=query.id), None)
+    if root is None:
+        raise option_error("query", "this session has not started it by start_state, so its checkpoint is not known")
+    return root
 
 
 def _last(spark: SparkSession, folder: str) -> int:
     """The highest number that is the name of a file in a log of Spark; -1 for none."""
-    files, path = _file(spark, folder)
-    if not files.exists(path):
-        return -1
-    names = [one.getPath().getName() for one in files.listStatus(path)]
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+    return max((int(name) for name in _names(spark, folder) if name.isdigit()), default=-1)
 
 
-def _file(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """The file system of a path, as Spark reaches it, and the path."""
-    from sow_spark.state import check_session
-
-    check_session(spark)
-    made = spark._jvm.org.apache.hadoop.fs.Path(path)  # type: ignore[union-attr]  # there is one where there is Java
-    return made.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), made
+def _names(spark: SparkSession, folder: str) -> list[str]:
+    """The names of the files in a folder. Spark lists them for a plan, and reads none."""
+    try:
+        # Twice, as Spark logs a stack trace where a single folder is missing.
+        found = set(spark.read.format("binaryFile").load([folder, folder]).inputFiles())
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+    return [file.rpartition("/")[2] for file in found]

@@ -129,6 +129,28 @@ def state(spark: SparkSession, server: str, topic: str, folder: str) -> object:
     return [[row["_key"], row["text"], row["n"]] for row in state.collect()]
 
 
+def connect(spark: SparkSession, folder: str) -> object:
+    """Serves Spark Connect until its client is done, and reads the state that it has kept."""
+    import sow_spark
+    from sow_spark.errors import SowSourceError
+
+    (Path(folder) / "ready").touch()
+    while not (Path(folder) / "over").exists():
+        time.sleep(0.1)
+    checkpoint = f"{folder}/checkpoint"
+    state = sow_spark.read_state(spark, checkpoint).orderBy("_key")
+    rows = [[row["_key"], row["name"]] for row in state.collect()]
+    stream = spark.readStream.schema("id LONG, name STRING, n LONG, _ttl STRING").json(f"{folder}/in")
+    refused = ""
+    try:
+        changes = sow_spark.state_of_the_world(stream, key="/id", order="n", engine="jvm")
+        sow_spark.start_state(changes, {"server": "nowhere", "topic": "none"}, checkpoint=checkpoint)
+    except SowSourceError as error:
+        refused = str(error)
+    spark.stop()  # else the threads of the server keep the JVM
+    return {"rows": rows, "refused": refused}
+
+
 def many(spark: SparkSession, server: str, pattern: str) -> object:
     """One job over many topics: the number of records in each."""
     source = spark.read.format("sow").schema("_topic STRING").option("server", server).option("topicPattern", pattern)
@@ -143,8 +165,8 @@ def main(name: str, answer: str, *arguments: str) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    jobs = {"read": read, "write": write, "versions": versions, "captured": captured, "state": state, "many": many}
-    found = jobs[name](spark, *arguments)  # type: ignore[operator]  # each has its own arguments
+    jobs = {job.__name__: job for job in (read, write, versions, captured, state, connect, many)}
+    found = jobs[name](spark, *arguments)
     Path(answer).write_text(json.dumps(found))
 
 

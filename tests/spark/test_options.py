@@ -368,3 +368,5 @@ def test_filters_are_pushed_by_default_where_each_use_has_its_own_plan(monkeypat
     assert [pushes(), pushes(pushFilters="auto"), pushes(pushFilters="true")] == [False, False, True]
     monkeypatch.setattr(DataSourceReader, "pushLimit", lambda self, limit: False, raising=False)
     assert [pushes(), pushes(pushFilters="true"), pushes(pushFilters="FALSE")] == [True, True, False]
+    monkeypatch.setattr(source, "_filters_are_pushed", lambda: False)
+    assert [pushes(), pushes(pushFilters="true")] == [False, True], "Spark refuses it by its setting's name"

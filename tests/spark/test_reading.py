@@ -106,10 +106,25 @@ def test_filters_give_the_same_with_and_without_push_down(
     spark: SparkSession, server: ServerProcess, client: Client, pushed: str
 ) -> None:
     with pushing(spark, pushed):
-        frame = read(spark, server, SCHEMA, topic="orders", filter="/id < 100 OR /id >= 200", pushFilters="true")
+        options = {"filter": "/id < 100 OR /id >= 200", "pushFilters": pushed}
+        frame = read(spark, server, SCHEMA, topic="orders", **options)
         condition = "symbol = 'S3' AND price > 12.5 AND leg.px = 1 AND _key LIKE '%5' AND NOT id IN (10, 20)"
         found = [row.id for row in frame.where(condition).orderBy("id").collect()]
     assert found == [n for n in range(ORDERS) if not 100 <= n < 200 and n % 7 == 3 and n > 50 and n % 10 == 5]
+
+
+def test_push_filters_is_refused_while_spark_pushes_none(
+    spark: SparkSession, server: ServerProcess, client: Client
+) -> None:
+    """It went unheeded: a query that was meant to read ten records read all of them."""
+    with pushing(spark, "false"):
+        for condition in ("id = 17", "true"):
+            frame = read(spark, server, SCHEMA, topic="orders", pushFilters="true").where(condition)
+            with pytest.raises(PySparkException, match=r"'spark\.sql\.python\.filterPushdown\.enabled' is false"):
+                frame.count()
+        assert read(spark, server, SCHEMA, topic="orders", pushFilters="auto").where("id = 17").count() == 1
+    with pushing(spark, "true"):
+        assert read(spark, server, SCHEMA, topic="orders", pushFilters="true").count() == ORDERS
 
 
 def test_a_value_of_a_users_reaches_the_filter_as_a_value(

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -193,6 +195,9 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
             assert contents(client, "orders") == contents(client, "orders.copy") == left
             assert client.count("orders", "/price = /id") == 69  # updated
             assert client.count("orders.counts") == 1000
+        spark.conf.unset("spark.sql.parquet.outputTimestampType")  # the page sets it
+        for file in (tmp_path / "log").glob("*.parquet"):
+            assert pq.read_schema(file).field("_expire_time").type == pa.timestamp("us", "UTC"), "else nanoseconds"
         log = spark.read.parquet(str(tmp_path / "log")).groupBy("_op").count().collect()
         assert {row["_op"]: row["count"] for row in log} == {"put": 2573, "delete": 520}
     (shown,) = re.findall(r"```text\n(.+?)```", PAGE, re.DOTALL)

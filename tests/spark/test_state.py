@@ -10,13 +10,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sow_spark import state, state_queries
 from sow_spark.errors import SowSourceError
-from sow_spark.state import JAR, check_session, parse_path, state_of_the_world
+from sow_spark.state import JAR, parse_path, state_of_the_world
 from sow_spark.state_python import key_or_none
 from sow_spark.state_queries import read_state, repartition_state, start_state, stop_state
 from tests.support.servers.server import ROOT, ServerProcess
@@ -311,12 +312,47 @@ def test_a_package_without_its_jar_says_so(
         Input(spark, tmp_path, "jvm").changes()
 
 
-def test_spark_connect_is_refused() -> None:
-    with pytest.raises(SowSourceError, match="UNIMPLEMENTED: Spark Connect"):
-        check_session(object())
+@pytest.mark.long
+def test_times_that_a_function_writes_to_parquet_are_microseconds(given: Input) -> None:
+    """By default they were nanoseconds in 96 bits: without statistics, and those of 2300 wrapped around elsewhere."""
+    given.spark.conf.unset(state_queries.PARQUET_TIMES[0])  # a test of a page may have set it
+    given.put({"id": 1, "n": 1, "at": "2300-01-01T00:00:00.000001Z"})
+    stream = given.stream("id LONG, n LONG, at TIMESTAMP")
+    changes = state_of_the_world(stream, key="/id", order="n", engine=given.engine)  # type: ignore[arg-type]  # as above
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch.write.mode("overwrite").parquet(f"{given.folder}/out/{number}")
+        given.rows.extend(batch.collect())
+
+    given.query = start_state(changes, write, checkpoint=given.checkpoint, trigger="1s")
+    given.until(lambda: given.rows)
+    assert given.spark.conf.get(state_queries.PARQUET_TIMES[0], None) is None, "the session is as before"
+    file, *_ = (path for path in given.folder.rglob("out/*/*.parquet") if pq.read_metadata(path).num_rows)
+    columns = pq.read_metadata(file).row_group(0)
+    told = {one.path_in_schema: one for one in map(columns.column, range(columns.num_columns))}
+    for name in ("at", "_publish_time", "_now"):
+        assert (told[name].physical_type, told[name].statistics.has_min_max) == ("INT64", True)
+    assert pq.read_table(file)["at"].to_pylist() == [datetime(2300, 1, 1, microsecond=1, tzinfo=UTC)]
 
 
-@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b"])
+def test_a_note_that_was_cut_off_leaves_the_one_before(spark: SparkSession, tmp_path: Path) -> None:
+    """A note was one file, which was emptied and then written: a crash between the two lost the settings of a state."""
+    given = Input(spark, tmp_path, "python")
+    told = json.loads(given.changes().schema["_op"].metadata["sow_state"])
+    for settings in (told, {**told, "max_ttl_micros": 5}, {**told, "max_ttl_micros": 6}):
+        state_queries._check_note(spark, given.checkpoint, settings)
+    notes = Path(given.checkpoint) / state_queries.NOTES
+    before = {path: path.read_bytes() for path in notes.glob("part-*")}
+    (notes / "_temporary").mkdir()
+    (notes / "_temporary" / "part-00000").write_text('{"topic"')
+    (notes / "_SUCCESS").unlink()
+    assert state_queries._read_note(spark, given.checkpoint) == ({**told, "max_ttl_micros": 6}, 2)
+    state_queries._check_note(spark, given.checkpoint, told)
+    assert state_queries._read_note(spark, given.checkpoint) == (told, 3)
+    assert {path: path.read_bytes() for path in before} == before, "a note is added, and none is touched"
+
+
+@pytest.mark.parametrize("folder", ["a b", "a%20b", "a#b", "a*b", "ü{b", "a\u00a0b"])
 def test_a_checkpoint_is_refused_whose_state_spark_could_not_read(spark: SparkSession, folder: str) -> None:
     """Spark's reader of states escapes its path, and then finds no batch."""
     with pytest.raises(SowSourceError, match="OPTION_INVALID: option checkpoint: "):
