@@ -47,7 +47,7 @@ SETTINGS: Final = {
 }
 """Settings of Spark that a query has from its first run."""
 PARQUET_TIMES: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-"""For a function that writes Parquet, unless the session sets a form: Spark's default, INT96, has no statistics, and
+"""For a function that writes Parquet, unless the session sets a form: Spark's default, 96 bits, has no statistics, and
 others misread it far from today."""
 
 

@@ -242,7 +242,7 @@ def test_partitions_by_day_are_the_table_for_every_reader(
     files = sorted((tmp_path / "changes").rglob("*.parquet"))
     assert {file.parent.name for file in files} == {"date=2013-01-01", "date=2013-01-02"}
     for file in files:
-        assert pq.read_schema(file).field("_publish_time").type == pa.timestamp("us", "UTC"), "no INT96"
+        assert pq.read_schema(file).field("_publish_time").type == pa.timestamp("us", "UTC"), "no 96 bits"
         for row in pq.read_table(file, columns=["_key", "_sequence", "_op", "_version", "dep_delay"]).to_pylist():
             key, *values = row.values()
             last[key] = max(last.get(key, (0, "", 0, None)), tuple(values))
