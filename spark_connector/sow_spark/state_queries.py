@@ -80,7 +80,7 @@ def start_state(
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
         # A record without an expire time has none in the topic either, whatever the topic's default is.
-        lives = {"ttl": "never"} if told["expiration"] == "enabled" else {}
+        lives = {} if told["expiration"] == "reject" else {"ttl": "never"}  # which a topic that rejects refuses
         writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", **lives).options(**sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
     if name is not None:

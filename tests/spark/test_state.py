@@ -162,15 +162,16 @@ def test_rows_that_come_late_are_refused_when_it_is_asked_for(given: Input) -> N
     assert versions == sorted(set(versions)), "also over a removal"
 
 
-def test_a_topic_follows_a_state(given: Input, server: ServerProcess) -> None:
+@pytest.mark.parametrize("expiration", ["enabled", pytest.param("disabled", marks=pytest.mark.long)])
+def test_a_topic_follows_a_state(given: Input, server: ServerProcess, expiration: str) -> None:
     """Each change takes effect once; puts with their expire time, deletes and expiries as deletes."""
-    topic = f"state.{given.engine}"
+    topic = f"state.{given.engine}.{expiration}"
     with server.client() as client:
         client.create_topic(topic, key=["/id"], expiration="1d")  # of which the state knows nothing
         rows: list[dict[str, object]] = [{"id": at, "n": at, "_ttl": "1h" if at % 2 else None} for at in range(20)]
         given.put(*rows)
         sink = {"server": server.address, "topic": topic}
-        changes = given.changes(topic="")
+        changes = given.changes(topic="", expiration=expiration)
         given.query = start_state(changes, sink, checkpoint=given.checkpoint, trigger="1s")
         given.until(lambda: client.count(topic) == 20)
         given.put({"id": 3, "_op": "delete", "n": 30}, {"id": 4, "v": 0.5, "_op": "delta", "n": 31})
