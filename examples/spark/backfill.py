@@ -8,13 +8,13 @@ FOLDER is a table that `examples.spark.capture` made. All rows come into the top
 from __future__ import annotations
 
 import contextlib
-import sys
 
+from deltalake.exceptions import DeltaError
 from pyspark.sql import SparkSession
 
 from examples.spark.lake import frame
 from examples.spark.load_flights import KEY
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import AlreadyExists, Client
 
 
@@ -43,4 +43,4 @@ def main(server: str, folder: str, topic: str = "flights.restored") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main, DeltaError)

@@ -8,15 +8,13 @@ each such time. The first run takes a snapshot.
 
 from __future__ import annotations
 
-import sys
-
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from examples.spark.days import last_of_each_key
 from examples.spark.lake import Source, begin, follow, merge_last
 from examples.spark.load_flights import COLUMNS, METADATA
-from examples.spark.session import session
+from examples.spark.session import command, session
 
 
 def flights(server: str, topic: str = "flights") -> Source:
@@ -39,4 +37,4 @@ def main(server: str, folder: str, seconds: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

@@ -7,12 +7,10 @@ FOLDER is a table that `examples.spark.capture` made. The exit code is 1 if they
 
 from __future__ import annotations
 
-import sys
-
 import sow_spark
 from examples.spark.capture import flights
 from examples.spark.lake import bookmark, frame, position
-from examples.spark.session import session
+from examples.spark.session import command, session
 
 
 def main(server: str, folder: str) -> int:
@@ -31,4 +29,4 @@ def main(server: str, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    command(main)

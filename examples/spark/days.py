@@ -8,13 +8,11 @@ is a folder, so a reader of some days reads only their files; deletes and expiri
 
 from __future__ import annotations
 
-import sys
-
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from examples.spark.load_departures import TOPIC
 from examples.spark.load_flights import COLUMNS, METADATA
-from examples.spark.session import session
+from examples.spark.session import command, session
 
 
 def follow_days(spark: SparkSession, server: str, folder: str) -> None:
@@ -59,4 +57,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

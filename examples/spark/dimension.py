@@ -8,15 +8,13 @@ FOLDER is a table of Delta Lake. Each run merges the changes since the last one.
 
 from __future__ import annotations
 
-import sys
-
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from examples.spark.capture import flights
 from examples.spark.lake import Source, begin, follow, values
-from examples.spark.session import session
+from examples.spark.session import command, session
 
 
 def dimension(spark: SparkSession, source: Source, folder: str) -> None:
@@ -90,4 +88,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

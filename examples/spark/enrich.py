@@ -8,7 +8,6 @@ FOLDER keeps its position. It ends when there are no more changes. Without `avai
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pyspark.sql import SparkSession, functions
 
 from examples.flights import extract
 from examples.spark.load_flights import KEY
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import AlreadyExists, Client
 
 FLIGHT = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay DOUBLE, _op STRING, _expire_time TIMESTAMP"
@@ -52,4 +51,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

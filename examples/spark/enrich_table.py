@@ -8,7 +8,6 @@ Each run merges the changes since the last one. A plane that changes later chang
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from examples.flights import extract
 from examples.spark.capture import flights
 from examples.spark.days import last_of_each_key
 from examples.spark.lake import Source, begin, follow, merge_last
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import AlreadyExists, Client
 
 PLANES = "tailnum STRING, manufacturer STRING, model STRING, seats INT"
@@ -61,4 +60,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

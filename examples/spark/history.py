@@ -7,11 +7,9 @@ FOLDER is that of `examples.spark.snapshot`. Each run appends the changes since 
 
 from __future__ import annotations
 
-import sys
-
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
-from examples.spark.session import session
+from examples.spark.session import command, session
 from examples.spark.snapshot import PIN
 
 
@@ -59,4 +57,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

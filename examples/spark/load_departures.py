@@ -7,14 +7,13 @@ each flight.
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from examples.flights import DEPARTURE_FIELDS, extract
 from examples.spark.load_flights import load
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import AlreadyExists, Client
 
 TOPIC: Final = "departures"
@@ -36,4 +35,4 @@ def main(server: str = "127.0.0.1:7450", csv: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

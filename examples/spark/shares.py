@@ -12,7 +12,6 @@ clients and by Spark.
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 
 from examples.spark.load_flights import COLUMNS
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import Client, Record
 
 
@@ -81,9 +80,9 @@ def frame(spark: SparkSession, servers: Sequence[str], topic: str, columns: str)
     return reduce(DataFrame.union, [reader.option("server", server).load(topic) for server in servers])
 
 
-def main(key: str, *servers: str, topic: str = "flights") -> None:
+def main(key: str, first: str, *others: str, topic: str = "flights") -> None:
     """Asks for one key, for numbers, and for a table."""
-    spark = session("shares")
+    spark, servers = session("shares"), [first, *others]
     with Shares(servers) as shares:
         found = shares.get(topic, key)
         print(f"server {share_of(key, len(servers)) + 1} of {len(servers)} has {key}: {found and found.data}")
@@ -96,4 +95,4 @@ def main(key: str, *servers: str, topic: str = "flights") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

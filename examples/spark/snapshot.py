@@ -7,11 +7,9 @@ Run `examples.spark.load_flights` first. `examples.spark.history` continues from
 
 from __future__ import annotations
 
-import sys
-
 from pyspark.sql import SparkSession
 
-from examples.spark.session import session
+from examples.spark.session import command, session
 from sow_client import Client
 
 PIN = "flights-history"
@@ -45,4 +43,4 @@ def main(server: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

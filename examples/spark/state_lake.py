@@ -11,16 +11,15 @@ FOLDER gets the flights, and Spark's checkpoint. `examples.spark.backfill` fills
 
 from __future__ import annotations
 
-import sys
-
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
 from pyspark.sql import DataFrame, SparkSession
 
 import sow_spark
 from examples.flights import RECORDS_ALL
 from examples.spark.lake import merge_last
 from examples.spark.load_flights import COLUMNS, METADATA
-from examples.spark.session import session
+from examples.spark.session import command, session
 from examples.spark.state_flights import last_of_each_key, run
 
 TABLE = f"{COLUMNS}, {METADATA}, _key STRING"
@@ -65,4 +64,4 @@ def main(folder: str, table: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main, DeltaError)

@@ -11,7 +11,6 @@ servers, or more of them, and the state is spread over these.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sow_spark
 from examples.flights import RECORDS_ALL
 from examples.spark.load_flights import KEY
-from examples.spark.session import session
+from examples.spark.session import command, session
 from examples.spark.shares import Shares, write
 from examples.spark.state_flights import last_of_each_key, run
 from sow_client import AlreadyExists
@@ -48,9 +47,9 @@ def serve(spark: SparkSession, folder: str, servers: Sequence[str], records: int
     return run(spark, folder, sink, records)
 
 
-def main(folder: str, *servers: str) -> None:
+def main(folder: str, first: str, *others: str) -> None:
     """Creates the topics, and has them follow the state."""
-    spark = session("a state into several servers")
+    spark, servers = session("a state into several servers"), [first, *others]
     with Shares(servers) as shares:
         for client in shares.clients:
             with contextlib.suppress(AlreadyExists):
@@ -62,4 +61,4 @@ def main(folder: str, *servers: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

@@ -8,11 +8,10 @@ FOLDER gets the flights, and Spark's checkpoint. Each change takes effect once, 
 from __future__ import annotations
 
 import contextlib
-import sys
 
 import sow_spark
 from examples.spark.load_flights import KEY
-from examples.spark.session import session
+from examples.spark.session import command, session
 from examples.spark.state_flights import run
 from sow_client import AlreadyExists, Client
 
@@ -29,4 +28,4 @@ def main(server: str, folder: str, topic: str = "flights.state") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    command(main)

@@ -80,7 +80,7 @@ def start_state(
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
         # A record without an expire time has none in the topic either, whatever the topic's default is.
-        lives = {"ttl": "never"} if told["expiration"] == "enabled" else {}
+        lives = {} if told["expiration"] == "reject" else {"ttl": "never"}  # which a topic that rejects refuses
         writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", **lives).options(**sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
     if name is not None:
@@ -93,10 +93,12 @@ def start_state(
 
 
 def _numbered(sink: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-    """The same, with `_batch` in the rows: over Spark Connect a batch's tasks do not see its number."""
+    """The same, with its number in `_batch`, which a batch's tasks do not see over Spark Connect. A program may have
+    dropped the column."""
 
     def called(batch: DataFrame, number: int) -> None:
-        sink(batch.withColumn("_batch", F.lit(number).cast("bigint")), number)
+        told = "_batch" in batch.columns
+        sink(batch.withColumn("_batch", F.lit(number).cast("bigint")) if told else batch, number)
 
     return called
 
@@ -159,13 +161,12 @@ def read_state(
         reader = reader.option("batchId", batch)
     state = reader.load(checkpoint).where("value.payload IS NOT NULL")
     rows = state.select(
-        F.col("key.*"),
+        F.col(f"key.{state.schema['key'].dataType.names[0]}").alias("_key"),  # type: ignore[attr-defined]  # a struct
         *document_columns(F.col("value.payload"), told),
         F.col("value.version").alias("_version"),
         F.timestamp_micros("value.publish_time").alias("_publish_time"),
         F.timestamp_micros("value.expire_time").alias("_expire_time"),
     )
-    rows = rows.withColumnRenamed(rows.columns[0], "_key")
     return rows if told["expiration"] == "disabled" else alive(rows, at)
 
 

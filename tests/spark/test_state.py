@@ -162,15 +162,16 @@ def test_rows_that_come_late_are_refused_when_it_is_asked_for(given: Input) -> N
     assert versions == sorted(set(versions)), "also over a removal"
 
 
-def test_a_topic_follows_a_state(given: Input, server: ServerProcess) -> None:
+@pytest.mark.parametrize("expiration", ["enabled", pytest.param("disabled", marks=pytest.mark.long)])
+def test_a_topic_follows_a_state(given: Input, server: ServerProcess, expiration: str) -> None:
     """Each change takes effect once; puts with their expire time, deletes and expiries as deletes."""
-    topic = f"state.{given.engine}"
+    topic = f"state.{given.engine}.{expiration}"
     with server.client() as client:
         client.create_topic(topic, key=["/id"], expiration="1d")  # of which the state knows nothing
         rows: list[dict[str, object]] = [{"id": at, "n": at, "_ttl": "1h" if at % 2 else None} for at in range(20)]
         given.put(*rows)
         sink = {"server": server.address, "topic": topic}
-        changes = given.changes(topic="")
+        changes = given.changes(topic="", expiration=expiration)
         given.query = start_state(changes, sink, checkpoint=given.checkpoint, trigger="1s")
         given.until(lambda: client.count(topic) == 20)
         given.put({"id": 3, "_op": "delete", "n": 30}, {"id": 4, "v": 0.5, "_op": "delta", "n": 31})
@@ -202,10 +203,12 @@ def test_a_payload_stays_as_it_came(given: Input) -> None:
 
 
 def test_columns_come_out_as_they_went_in(given: Input) -> None:
-    """Names of any kind, microseconds, and times before 1970."""
+    """Names of any kind, also those of columns of the state, microseconds, and times before 1970."""
     schema = "`i.d` TIMESTAMP, `a``b` STRING, `C` STRUCT<`x.y`: TIMESTAMP_NTZ>, n LONG, at TIMESTAMP"
+    schema += ", plain_key STRING, `group` STRING"
     key = "1969-12-31T23:59:58.123456Z"
     row = {"i.d": key, "a`b": "ü", "C": {"x.y": "1970-01-01T00:00:00.000001"}, "n": 1 << 62, "at": key, "_op": None}
+    row |= {"plain_key": "p", "group": "g"}
     given.put(row, {**row, "n": 2, "at": None}, {"_op": "touch", "_key": key, "at": "1969-12-31T23:59:58.123457Z"})
     stream = given.stream(f"{schema}, _op STRING, _key STRING")
     changes = state_of_the_world(stream, key="/i.d", order=["at", "n"], engine=given.engine)  # type: ignore[arg-type]  # as above
@@ -219,6 +222,7 @@ def test_columns_come_out_as_they_went_in(given: Input) -> None:
     (held,) = read_state(given.spark, given.checkpoint).collect()
     time = datetime(1969, 12, 31, 23, 59, 58, 123456, tzinfo=UTC)
     assert (held["i.d"].astimezone(UTC), held["a`b"], held._key) == (time, "ü", key)
+    assert (held.plain_key, held.group) == ("p", "g"), "one of them is what the engine groups by"
     assert held.C["x.y"] == datetime(1970, 1, 1, microsecond=1)  # noqa: DTZ001  # a time without a zone
 
 
@@ -289,6 +293,14 @@ def test_keys_that_sql_makes_are_those_of_the_documents(spark: SparkSession) -> 
         keys = [key_or_none(bytes(row.payload), None, paths) for row in rows]
         assert [row.plain_key or "" for row in rows] == keys
         assert any(keys)
+
+
+def test_a_batch_has_no_column_that_its_program_has_dropped(spark: SparkSession) -> None:
+    seen: list[list[str]] = []
+    for columns in ("_op, _batch, id", "_op, id"):
+        batch = spark.sql("SELECT 'put' AS _op, 7 AS _batch, 1 AS id").select(*columns.split(", "))
+        state_queries._numbered(lambda frame, _: seen.append([*frame.columns, frame.collect()[0][1]]))(batch, 9)
+    assert seen == [["_op", "_batch", "id", 9], ["_op", "id", 1]]
 
 
 def test_a_path_has_odd_names_in_brackets() -> None:
