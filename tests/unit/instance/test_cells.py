@@ -149,6 +149,30 @@ def test_a_line_that_is_no_event_becomes_one_and_the_message_of_a_start_is_kept(
     assert len(log.written) == 4
 
 
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"level": "info"}',
+        '{"event": 5}',
+        '{"event": "e", "level": []}',
+        '{"event": "e", "exception": 5}',
+        '{"event": "e", "stack": 5}',
+        pytest.param('{"event": ' + "[" * 5000 + "]" * 5000 + "}", id="deep"),
+    ],
+)
+def test_a_line_of_json_that_is_no_event_is_written_and_ends_nothing(line: str, form: str) -> None:
+    log = Log(LogConfig(format=form))
+    lines = log.lines("cell-1")
+    lines.feed(f"{line}\n".encode() + _line("pruned"))
+    first, second = log.stream.getvalue().splitlines()
+    assert "cell_output" in first
+    assert "pruned" in second
+    if form == "json":
+        assert [(event["cell"], event.get("text", "")) for event in log.written] == [("cell-1", line), ("cell-1", "")]
+
+
 def test_a_line_without_end_takes_bounded_memory() -> None:
     log = Log(LogConfig(format="json"))
     lines = log.lines("cell-1")
