@@ -82,6 +82,23 @@ def test_a_cell_gets_sigterm_once_the_supervisor_has_gone_and_not_before() -> No
         assert cell.wait(60) == -signal.SIGTERM
 
 
+@pytest.mark.slow
+def test_sighup_ends_no_process_that_stops() -> None:
+    program = (
+        "import asyncio, os, signal; from sow_server.signals import ignore_reloads\n"
+        "async def stop():\n"
+        "    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, print, 'reads again')\n"
+        "    ignore_reloads()\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    await asyncio.sleep(0)\n"
+        "asyncio.run(stop())\n"
+        "os.kill(os.getpid(), signal.SIGHUP)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], check=False, env=environment, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
 # --- the log ---------------------------------------------------------------------------------------------------------
 
 
