@@ -17,6 +17,7 @@ import structlog
 
 from sow_server import logs
 from sow_server.config import Config, ConfigError, LogConfig, Overrides, all_cells, load
+from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.values.errors import OpenError
 from sow_server.placement import load_placement
 from sow_server.supervision import directories
@@ -304,6 +305,17 @@ def test_the_file_that_is_made_names_all_cells_and_is_made_anew_with_a_higher_ve
     prepare(machine.cells(1))
     assert (load_placement(machine.made).version, list(load_placement(machine.made).cells)) == (3, ["cell-1"])
     assert [file.name for file in machine.made.parent.iterdir()] == ["placement.toml"]
+
+
+def test_no_file_is_made_beside_data_of_a_second_cell(machine: Machine) -> None:
+    prepare(machine.cells(2))
+    machine.made.unlink()
+    (machine.made.parent / "cell-1" / DATABASE).mkdir(parents=True)
+    prepare(machine.cells(2))
+    machine.made.unlink()
+    (machine.made.parent / "cell-2" / DATABASE).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"placement\.toml: is missing, although cells have data"):
+        prepare(machine.cells(2))
 
 
 def test_a_file_that_somebody_changed_is_never_written(machine: Machine) -> None:
