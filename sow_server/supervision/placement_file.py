@@ -63,7 +63,7 @@ def to_make(cells: Mapping[str, Config]) -> str:
     if ours and not path.exists():
         if any(number > 1 for number in numbers(path.parent)):
             raise ConfigError(
-                f"{path}: is missing, although cells have data: put back the one that placed their topics"
+                f"{path}: is missing, although cells have data: put back the one that was there"
             )
         return _made(cells, 1)
     placement = load_placement(path)
