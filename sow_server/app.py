@@ -91,6 +91,7 @@ from sow_server.services.snapshot_service import SnapshotService
 from sow_server.services.sow_service import PublishOptions, SowService
 from sow_server.services.subscribe_service import SubscribeService
 from sow_server.services.wire.topic_filters import AskedView, TopicFilters
+from sow_server.signals import ignore_reloads
 from sow_server.subscriptions.durable.consumer_registry import Consumers
 from sow_server.subscriptions.durable.replicated import ReplicatedDurables
 from sow_server.subscriptions.hub import Hub, HubOptions
@@ -137,6 +138,7 @@ async def _serve(config: Config, tail: LogTail, time_source: TimeSource) -> int:
     async with AsyncExitStack() as running:
         await _start(config, tail, time_source, running)
         await stopping.wait()
+        ignore_reloads()
         log.info("stopping")
     log.info("stopped")
     return 0

@@ -2,7 +2,8 @@
 
 [1]  A line goes out whole, and no other one comes in between. Each has a field `cell`. A field of this name that a cell
      writes itself, about another cell, becomes `about_cell`.
-[2]  A cell logs JSON. A line of it that is none, such as one of a library, becomes an event `cell_output`.
+[2]  A cell logs JSON. A line of it that is no event, such as one of a library, becomes an event `cell_output`. No line
+     can end the reading of a cell's output, because the cell would then wait for ever to write the next one.
 [3]  The memory for a line that does not end is bounded.
 """
 
@@ -22,6 +23,8 @@ from sow_server.config import LogConfig
 LINE_BYTES_MAX: Final = 2**20
 TROUBLE: Final = "sow-server: "
 """A server that cannot start says why in a line that begins so."""
+TEXTS: Final = ("event", "level", "exception", "stack")
+"""The fields of an event that are text wherever it has them."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 log = structlog.get_logger(__name__)
 _decode: Final = msgspec.json.Decoder(dict[str, object]).decode
@@ -82,9 +85,8 @@ class Lines:
             self._line(line)
 
     def _line(self, line: bytes) -> None:
-        try:
-            event = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        event = _event(line)
+        if event is None:
             text = line.decode(errors="backslashreplace").rstrip()
             if text.startswith(TROUBLE):
                 self.trouble = text.removeprefix(TROUBLE)
@@ -95,3 +97,12 @@ class Lines:
             self._is_ready(event)
         else:
             self._output.event(self._cell, line, event)
+
+
+def _event(line: bytes) -> dict[str, object] | None:
+    """The event that a line has; None: it has none ([2])."""
+    try:
+        event = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return event if "event" in event and all(isinstance(event.get(name, ""), str) for name in TEXTS) else None

@@ -3,7 +3,8 @@ names none.
 
 [1]  The file that is made has the addresses of the cells, and places every topic in the first one. It is made anew,
      with a higher version, when the cells have other addresses, as long as nobody has changed it. A file that somebody
-     has changed, or that the configuration names, is never written.
+     has changed, or that the configuration names, is never written. None is made beside data of a second cell: topics
+     would seem to be new in the first.
 [2]  It is replaced as a whole: a reader sees the old file or the new one.
 """
 
@@ -18,6 +19,7 @@ from sow_server.config import Config, ConfigError, split_address
 from sow_server.config.cells import PLACEMENT
 from sow_server.config.kinds import quoted
 from sow_server.placement import Placement, load_placement
+from sow_server.supervision.directories import numbers
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")
 _TEXT: Final = """\
@@ -59,6 +61,10 @@ def to_make(cells: Mapping[str, Config]) -> str:
         )
     ours = path == first.server.data_dir.parent / PLACEMENT
     if ours and not path.exists():
+        if any(number > 1 for number in numbers(path.parent)):
+            raise ConfigError(
+                f"{path}: is missing, although cells have data: put back the one that was there"
+            )
         return _made(cells, 1)
     placement = load_placement(path)
     if ours and path.read_bytes().decode() == _of(placement):  # as it was made

@@ -5,8 +5,8 @@
      Later, and where it was killed, it is started again like any other.
 [3]  A cell starts only once no process uses its data directory. Cells of a supervisor that was killed may still stop.
 [4]  SIGTERM and SIGINT stop all cells in order; the supervisor ends after the last one, however long that takes. SIGHUP
-     goes to each cell that is ready, and to one that is starting as soon as it is. Cells are in process groups of their
-     own, so they get a terminal's signals through the supervisor alone.
+     goes to each cell that is ready, and to one that is starting as soon as it is, but not once all are to stop. Cells
+     are in process groups of their own, so they get a terminal's signals through the supervisor alone.
 [5]  `ready` is logged once, when all cells are.
 [6]  No cell outlives the supervisor (`supervised`).
 """
@@ -30,6 +30,7 @@ import structlog
 from sow_server import logs
 from sow_server.config import Config
 from sow_server.engine.opening import claim_directory, in_use
+from sow_server.signals import ignore_reloads
 from sow_server.supervision import directories, placement_file
 from sow_server.supervision.output import Lines, Output
 from sow_server.supervision.pauses import Pauses
@@ -120,6 +121,7 @@ class Supervisor:
             left = [cell.name for cell in self._cells if cell.runs]
             log.info("still_stopping", cell="all", cells=left)
             return
+        ignore_reloads()
         log.info("stopping", cell="all")
         self._stop_all()
 

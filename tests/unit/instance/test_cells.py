@@ -17,6 +17,7 @@ import structlog
 
 from sow_server import logs
 from sow_server.config import Config, ConfigError, LogConfig, Overrides, all_cells, load
+from sow_server.engine.disk.backups import DATABASE
 from sow_server.engine.values.errors import OpenError
 from sow_server.placement import load_placement
 from sow_server.supervision import directories
@@ -80,6 +81,23 @@ def test_a_cell_gets_sigterm_once_the_supervisor_has_gone_and_not_before() -> No
             cell.wait(0.5)
         os.close(written)
         assert cell.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_sighup_ends_no_process_that_stops() -> None:
+    program = (
+        "import asyncio, os, signal; from sow_server.signals import ignore_reloads\n"
+        "async def stop():\n"
+        "    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, print, 'reads again')\n"
+        "    ignore_reloads()\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    await asyncio.sleep(0)\n"
+        "asyncio.run(stop())\n"
+        "os.kill(os.getpid(), signal.SIGHUP)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], check=False, env=environment, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 # --- the log ---------------------------------------------------------------------------------------------------------
@@ -147,6 +165,30 @@ def test_a_line_that_is_no_event_becomes_one_and_the_message_of_a_start_is_kept(
     assert log.written[-1]["text"] == "and no end"
     lines.end()
     assert len(log.written) == 4
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        '{"level": "info"}',
+        '{"event": 5}',
+        '{"event": "e", "level": []}',
+        '{"event": "e", "exception": 5}',
+        '{"event": "e", "stack": 5}',
+        pytest.param('{"event": ' + "[" * 5000 + "]" * 5000 + "}", id="deep"),
+    ],
+)
+def test_a_line_of_json_that_is_no_event_is_written_and_ends_nothing(line: str, form: str) -> None:
+    log = Log(LogConfig(format=form))
+    lines = log.lines("cell-1")
+    lines.feed(f"{line}\n".encode() + _line("pruned"))
+    first, second = log.stream.getvalue().splitlines()
+    assert "cell_output" in first
+    assert "pruned" in second
+    if form == "json":
+        assert [(event["cell"], event.get("text", "")) for event in log.written] == [("cell-1", line), ("cell-1", "")]
 
 
 def test_a_line_without_end_takes_bounded_memory() -> None:
@@ -263,6 +305,17 @@ def test_the_file_that_is_made_names_all_cells_and_is_made_anew_with_a_higher_ve
     prepare(machine.cells(1))
     assert (load_placement(machine.made).version, list(load_placement(machine.made).cells)) == (3, ["cell-1"])
     assert [file.name for file in machine.made.parent.iterdir()] == ["placement.toml"]
+
+
+def test_no_file_is_made_beside_data_of_a_second_cell(machine: Machine) -> None:
+    prepare(machine.cells(2))
+    machine.made.unlink()
+    (machine.made.parent / "cell-1" / DATABASE).mkdir(parents=True)
+    prepare(machine.cells(2))
+    machine.made.unlink()
+    (machine.made.parent / "cell-2" / DATABASE).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"placement\.toml: is missing, although cells have data"):
+        prepare(machine.cells(2))
 
 
 def test_a_file_that_somebody_changed_is_never_written(machine: Machine) -> None:
