@@ -48,6 +48,8 @@ def places(folder: Path, text: str, cell: str = "a") -> Places:
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:0"]', ':3: [cells] a: "h:0" names no port'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1", "h:1"]', ':3: [cells] a: "h:1" occurs twice'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\nb = ["H:1"]', ':3: [cells] b: "H:1" occurs in "a", too'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\nb = ["h:01"]', ':3: [cells] b: "h:01" occurs in "a", too'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1", "H:1"]', ':3: [cells] a: "H:1" occurs twice'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\na = ["h:2"]', ":5:12: cannot overwrite a value"),
         ('version = 1\ndefault = "a"\n[cells]\n"_x" = ["h:1"]', ":3: [cells] _x: expected 1 to 100 of"),
         (placement(1, ("orders", "c")), ':6: [topics[0]] cell: "c" is none of [cells]'),
@@ -72,6 +74,7 @@ def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, 
         ("CELLS_MAX", placement(1)),
         ("PATTERNS_MAX", placement(1, ("a", "a"), ("b", "a"))),
         ("SERVERS_CHARACTERS_MAX", placement(1)),
+        ("SERVERS_MAX", placement(1, cells={"a": ["h:1", "h:2"]})),
     ],
 )
 def test_a_placement_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
