@@ -97,7 +97,21 @@ def test_a_cell_that_was_not_reached_may_have_other_addresses_by_the_next_call()
     assert walk(cells.way("orders")) == ["home"]
 
 
-@pytest.mark.parametrize("servers", ["unix:/run/x", "dns:///b", "", "b:1,", "b:99999", "b:1 c:2"])
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "unix:/run/x",
+        "unix:7450",
+        "UNIX:7450",
+        "unix-abstract:1",
+        "dns:53",
+        "dns:///b",
+        "",
+        "b:1,",
+        "b:99999",
+        "b:1 c:2",
+    ],
+)
 def test_an_address_that_is_not_host_and_port_is_not_used(servers: str) -> None:
     error = elsewhere("b")
     error.details["servers"] = servers
