@@ -170,8 +170,8 @@ class Way(Generic[_Transport]):
     def leads(self, error: SowError) -> bool:
         """True: nothing of the call was applied, and it is to be made again at once, at `place`."""
         place, home = self.place, self._cells.home
-        if not self._topic:
-            return False
+        if not self._topic or error.details.get("topic", self._topic) != self._topic:
+            return False  # the call has none, or another one of its topics is in another cell
         if place is home:
             return error.reason == ELSEWHERE and self._leads_from_home(error)
         if error.reason not in _DOUBTS:
