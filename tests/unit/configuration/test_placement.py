@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server import placement as placing
-from sow_server.cells import Answer, Trouble, trouble_of
-from sow_server.config import ConfigError, load
+from sow_server.cell_watch import CellWatch
+from sow_server.cells import Answer, Cells, Trouble, trouble_of
+from sow_server.config import ConfigError, PlacementConfig, load
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
 from tests.support.servers.cells import NOBODY, placement
+from tests.support.stores.parts import NoCalls
 
 
 def written(folder: Path, text: str) -> Path:
@@ -205,3 +209,23 @@ def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
     assert trouble_of(found, "a", {"h:1": "no"}) is None, "it is the cell of this server, which runs"
     other = Answer("b", 3, "x")
     assert trouble_of(found, "b", {"h:1": other}) == (Trouble.DIFFERS, "h:1 has another content of version 3")
+
+
+def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: a reload during a look at a cell that is down, and the server said that its own cell differs."""
+    found = places(tmp_path, placement(1))
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), lambda: asyncio.sleep(0))
+    asked: list[int] = []
+
+    async def ask(self: CellWatch, address: str) -> Answer:
+        version = found.placement.version
+        answer = Answer("b" if address == NOBODY else "a", version, found.digest)
+        asked.append(version)
+        if version == 1:
+            found.use(load_placement(written(tmp_path, placement(2))))
+        return answer
+
+    monkeypatch.setattr(CellWatch, "_ask", ask)
+    asyncio.run(CellWatch(PlacementConfig("a", found.file), cells, lambda: 1).look())
+    assert not cells.problems
+    assert asked.count(2) >= 2
