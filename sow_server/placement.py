@@ -18,7 +18,7 @@ from sow_server.config import Config, ConfigError
 from sow_server.config.file import TableReader, parse_toml
 from sow_server.config.kinds import INSTANCE_KIND, Address, Count, Pattern, Texts, ValueKind, quoted, split_address
 from sow_server.config.toml_places import TomlPlaces
-from sow_server.engine.catalog.topics import check_name
+from sow_server.engine.catalog.topics import UNDELIVERED, check_name
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.patterns import matcher
 
@@ -109,6 +109,8 @@ class Places:
             return decided[topic]
         except KeyError:
             pass
+        if topic == UNDELIVERED:
+            return None  # each cell has its own
         check_name(topic)  # first: no pattern runs over a name that no topic can have, and none is remembered
         cell = placement.cell_of(topic)
         if len(decided) >= DECISIONS_KEPT:

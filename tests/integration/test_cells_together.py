@@ -153,3 +153,12 @@ def test_a_server_without_placement_has_an_empty_cell(tmp_path: Path) -> None:
         with pytest.raises(SowError, match="this server has no placement"):
             client.reload_placement()
         assert sow(server.address, "cells", "list") == []
+
+
+def test_a_dead_letter_without_a_target_stays_in_its_cell(tmp_path: Path) -> None:
+    with CellServer(tmp_path, "a", placement(1, (".*none", "b"))) as server, server.client() as client:
+        client.create_topic("orders", key=["/id"], expiration="enabled", dead_letter="letters")
+        client.publish("orders", {"id": 1}, ttl="1ms")
+        until(lambda: client.count("_undelivered") == 1, 30, "the letter")
+        assert {"orders", "_undelivered"} <= {topic.name for topic in client.topics()}
+        assert client.placement().strays == ()

@@ -16,6 +16,7 @@ from sow_server import placement as placing
 from sow_server.cell_watch import CellWatch
 from sow_server.cells import Answer, Cells, Trouble, trouble_of
 from sow_server.config import ConfigError, PlacementConfig, load
+from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
 from tests.support.servers.cells import NOBODY, placement
@@ -178,6 +179,13 @@ def test_no_pattern_runs_over_a_name_that_no_topic_can_have(tmp_path: Path, name
         found.refusal(name)
     assert refused.value.reason is Reason.TOPIC_NAME_INVALID
     assert not found._used[1]
+
+
+def test_each_cell_has_dead_letters_without_a_target_of_its_own(tmp_path: Path) -> None:
+    """Story: once a dead letter had no target, lists of topics, metrics and GetPlacement failed for its name."""
+    found = places(tmp_path, placement(1, (".*", "b")))
+    assert found.elsewhere(UNDELIVERED) is None
+    assert found.refusal(UNDELIVERED) is None
 
 
 def test_the_refusal_of_many_long_addresses_fits_into_trailers(tmp_path: Path) -> None:
