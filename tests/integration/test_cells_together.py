@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -83,8 +84,9 @@ def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Tog
     old.create_topic("moved", key=["/id"])
     old.publish("moved", {"id": 1})
     together.settle(together.text(version + 1, ("moved", "b")))
-    with pytest.raises(SowError) as refused:
-        old.publish("moved", {"id": 2})
+    with grpc.insecure_channel(together.addresses["a"][0]) as channel, Client(channel=channel) as stays:
+        with pytest.raises(SowError) as refused:
+            stays.publish("moved", {"id": 2})
     assert (refused.value.reason, refused.value.details["servers"]) == (
         "TOPIC_ELSEWHERE",
         together.addresses["b"][0],
