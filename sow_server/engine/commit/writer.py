@@ -291,7 +291,7 @@ class Writer:
             return False
         # Once more, as it may have moved since the request was let in. One that has begun goes on to its end: to the
         # caller the refusal says that nothing was applied, and it repeats all of it in the other cell.
-        if not job.position and (moved := self._moved(request.topic)) is not None:
+        if self.elsewhere is not None and not job.position and (moved := self.elsewhere(request.topic)) is not None:
             return self._refuse(job, moved)
         if topic is not None:
             if self._topics.by_id.get(topic.id) is topic:
@@ -327,13 +327,11 @@ class Writer:
             return False
         return True
 
-    def _moved(self, topic: str) -> StoreError | None:
-        return None if self.elsewhere is None else self.elsewhere(topic)
-
     @property
     def leaves(self) -> bool:
         """True while the rest of a request waits whose topic has moved. Writer's thread only."""
-        return any(self._moved(job.request.topic) for job in self.queue.begun)
+        elsewhere = self.elsewhere
+        return elsewhere is not None and any(elsewhere(job.request.topic) for job in self.queue.begun)
 
     def _refuse(self, job: Job, error: StoreError) -> bool:
         """Refuses a job that cannot be prepared. True: it is one of a stream, and its topic or its keys are at fault.
