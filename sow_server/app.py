@@ -380,7 +380,7 @@ def _cells(
     if places is None:
         loop.add_signal_handler(signal.SIGHUP, access.reload_soon)
         return None, []
-    cells = Cells(places, readers, access.authorizer, store.commits.barrier)
+    cells = Cells(places, readers, access.authorizer, store.commits.moved)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]

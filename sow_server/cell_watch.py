@@ -38,17 +38,20 @@ class CellWatch:
         self._room = asyncio.Semaphore(ASKED_AT_A_TIME)
 
     async def look(self) -> None:
-        """Asks every address once."""
-        cells = self._cells.places.placement.cells
-        addresses = [address for servers in cells.values() for address in servers]
-        for address in self._channels.keys() - set(addresses):
-            await self._channels.pop(address).close()
-        answers = dict(zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True))
+        """Asks every address once, and again if there was a reload meanwhile: the answers are from before it."""
+        places = self._cells.places
+        while True:
+            digest, cells = places.digest, places.placement.cells
+            addresses = [address for servers in cells.values() for address in servers]
+            for address in self._channels.keys() - set(addresses):
+                await self._channels.pop(address).close()
+            answers = dict(zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True))
+            if digest == places.digest:
+                break
         now = self._now_micros()
         self._cells.forget_others()
         for cell, servers in cells.items():
-            if cell in self._cells.places.placement.cells:  # there may have been a reload meanwhile
-                self._cells.heard(cell, {address: answers[address] for address in servers}, now)
+            self._cells.heard(cell, {address: answers[address] for address in servers}, now)
 
     async def close(self) -> None:
         """Closes the channels."""

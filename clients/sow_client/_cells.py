@@ -35,6 +35,9 @@ ELSEWHERE: Final = "TOPIC_ELSEWHERE"
 ASKED_MAX: Final = 2
 """How often one call is told by home that its topic lives elsewhere."""
 
+_SCHEMES: Final = frozenset({"unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6", "xds"})
+"""Hosts that gRPC takes for a scheme: `unix:7450` is a file, to which a token may go in plain text."""
+
 _Transport = TypeVar("_Transport")
 
 
@@ -98,7 +101,7 @@ class Cells(Generic[_Transport]):
         """Remembers where home says that a topic lives; None: its answer names no address that a client may use. Raises
         InvalidArgument as `opened`, and Cancelled (CLOSED)."""
         cell, servers = error.details.get("cell", ""), error.details.get("servers", "")
-        if self._opened is None or not cell or not all(map(ADDRESS.fullmatch, servers.split(","))):
+        if self._opened is None or not cell or not all(map(_is_address, servers.split(","))):
             return None
         key = f"{cell} {','.join(parsed(servers))}"
         with self._lock:  # else two calls could open two transports, or one that nobody closes
@@ -123,6 +126,11 @@ class Cells(Generic[_Transport]):
         with self._lock:
             self._is_closed = True
             return [*(place.transport for place in self._places.values()), self.home.transport]
+
+
+def _is_address(text: str) -> bool:
+    match = ADDRESS.fullmatch(text)
+    return match is not None and match["host"].lower() not in _SCHEMES
 
 
 class Led(Protocol):
@@ -162,8 +170,8 @@ class Way(Generic[_Transport]):
     def leads(self, error: SowError) -> bool:
         """True: nothing of the call was applied, and it is to be made again at once, at `place`."""
         place, home = self.place, self._cells.home
-        if not self._topic:
-            return False
+        if not self._topic or error.details.get("topic", self._topic) != self._topic:
+            return False  # the call has none, or another one of its topics is in another cell
         if place is home:
             return error.reason == ELSEWHERE and self._leads_from_home(error)
         if error.reason not in _DOUBTS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
@@ -83,8 +84,9 @@ def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Tog
     old.create_topic("moved", key=["/id"])
     old.publish("moved", {"id": 1})
     together.settle(together.text(version + 1, ("moved", "b")))
-    with pytest.raises(SowError) as refused:
-        old.publish("moved", {"id": 2})
+    with grpc.insecure_channel(together.addresses["a"][0]) as channel, Client(channel=channel) as stays:
+        with pytest.raises(SowError) as refused:
+            stays.publish("moved", {"id": 2})
     assert (refused.value.reason, refused.value.details["servers"]) == (
         "TOPIC_ELSEWHERE",
         together.addresses["b"][0],
@@ -153,3 +155,12 @@ def test_a_server_without_placement_has_an_empty_cell(tmp_path: Path) -> None:
         with pytest.raises(SowError, match="this server has no placement"):
             client.reload_placement()
         assert sow(server.address, "cells", "list") == []
+
+
+def test_a_dead_letter_without_a_target_stays_in_its_cell(tmp_path: Path) -> None:
+    with CellServer(tmp_path, "a", placement(1, (".*none", "b"))) as server, server.client() as client:
+        client.create_topic("orders", key=["/id"], expiration="enabled", dead_letter="letters")
+        client.publish("orders", {"id": 1}, ttl="1ms")
+        until(lambda: client.count("_undelivered") == 1, 30, "the letter")
+        assert {"orders", "_undelivered"} <= {topic.name for topic in client.topics()}
+        assert client.placement().strays == ()

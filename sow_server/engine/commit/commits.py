@@ -97,8 +97,13 @@ class Commits:
 
     def refuse_elsewhere(self, refusal: Callable[[str], StoreError | None]) -> None:
         """From now on, requests for topics are refused for which `refusal`, called by the writer's thread, says why.
-        Before the writer starts. After a change of what it says, and a `barrier`, none of the others is under way."""
+        Before the writer starts. After a change of what it says, and `moved`, none of the others is under way."""
         self._writer.elsewhere = refusal
+
+    def moved(self) -> Pending[None]:
+        """Answered once no request for a topic that lives elsewhere is under way: those that had begun are on disk.
+        Raises StoreError."""
+        return self.run_in_rounds(Moved(self._writer), sweep_first=False)
 
     def barrier(self) -> Pending[None]:
         """Answered once every commit whose staging had begun before is durable. Requests that are staged later heed the
@@ -187,6 +192,20 @@ class Commits:
         with self._writer.cut_lock:
             follow(tuple(self._topics.by_id.values()))
             return self._writer.last_sequence
+
+
+class Moved:
+    """The step that awaits the end of requests for topics that have moved: one that has begun is not refused."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def stage(self, draft: Draft) -> Staged:
+        """Stages nothing."""
+        return Staged.AGAIN if self._writer.leaves else Staged.DONE
+
+    def committed(self) -> None:
+        """Has no effects."""
 
 
 class OpenPublisher:

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -166,6 +166,11 @@ class WriteQueue:
     def __len__(self) -> int:
         """The number of items that have been taken in and wait."""
         return len(self._turns)
+
+    @property
+    def begun(self) -> Iterator[Job]:
+        """The requests of which a part is committed, and the rest waits."""
+        return (item for item in self._turns.items if isinstance(item, Job) and item.position and not item.answered)
 
     def next(self, aside: Sequence[Item] = ()) -> Item | None:
         """The item whose turn it is; it goes on waiting. None: nothing waits, but for the callers of items `aside`."""

@@ -289,8 +289,9 @@ class Writer:
         request, topic, job.refused = job.request, job.topic, None
         if isinstance(request, Publish) and request.channel is not None and self._ends_broken(job):
             return False
-        # Once more, as it may have moved since the request was let in: behind a reload nothing is applied here.
-        if self.elsewhere is not None and (moved := self.elsewhere(request.topic)) is not None:
+        # Once more, as it may have moved since the request was let in. One that has begun goes on to its end: to the
+        # caller the refusal says that nothing was applied, and it repeats all of it in the other cell.
+        if self.elsewhere is not None and not job.position and (moved := self.elsewhere(request.topic)) is not None:
             return self._refuse(job, moved)
         if topic is not None:
             if self._topics.by_id.get(topic.id) is topic:
@@ -325,6 +326,12 @@ class Writer:
             self._answers.refuse(job, StoreError(Reason.INTERNAL, f"internal error: {type(error).__name__}"))
             return False
         return True
+
+    @property
+    def leaves(self) -> bool:
+        """True while the rest of a request waits whose topic has moved. Writer's thread only."""
+        elsewhere = self.elsewhere
+        return elsewhere is not None and any(elsewhere(job.request.topic) for job in self.queue.begun)
 
     def _refuse(self, job: Job, error: StoreError) -> bool:
         """Refuses a job that cannot be prepared. True: it is one of a stream, and its topic or its keys are at fault.

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from itertools import chain
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -41,6 +42,11 @@ class Turns(Generic[T]):
 
     def __len__(self) -> int:
         return self._size
+
+    @property
+    def items(self) -> Iterator[T]:
+        """The items that wait, by caller."""
+        return chain.from_iterable(self._waiting.values())
 
     @property
     def waiting(self) -> Iterable[str]:

@@ -80,6 +80,6 @@ def cells_of(store: Store, folder: Path) -> Cells:
     """A cell with a placement of its own, whose other cell does not answer."""
     path = folder / "placement.toml"
     path.write_text(placement(1, ("elsewhere", "b")))
-    cells = Cells(Places("a", path, load_placement(path)), ThreadPoolExecutor(1), NoCalls(), store.commits.barrier)
+    cells = Cells(Places("a", path, load_placement(path)), ThreadPoolExecutor(1), NoCalls(), store.commits.moved)
     cells.heard("b", {"h:1": "UNAVAILABLE"}, 1)
     return cells

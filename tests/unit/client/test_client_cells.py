@@ -17,8 +17,8 @@ from sow_client.errors import error_of_reason
 from tests.support.fakes.fake_channels import Ended
 
 
-def elsewhere(cell: str, by: str = "home") -> SowError:
-    details = {"topic": "orders", "cell": cell, "servers": f"{cell}:1", "from_cell": by}
+def elsewhere(cell: str, by: str = "home", *, topic: str = "orders") -> SowError:
+    details = {"topic": topic, "cell": cell, "servers": f"{cell}:1", "from_cell": by}
     return error_of_reason("TOPIC_ELSEWHERE", f"orders lives in the cell {cell}", details=details)
 
 
@@ -62,6 +62,20 @@ def test_a_cell_that_denies_a_topic_is_asked_for_no_address() -> None:
     assert walk(cells.way("orders")) == ["home"], "it is forgotten"
 
 
+def test_another_topic_of_the_call_says_nothing_about_its_own() -> None:
+    """Story: an export of a topic of home and one of b ended with the message that home says that its own topic lives
+    in b."""
+    cells = new()
+    way, error = cells.way("trades"), elsewhere("b")
+    assert walk(way, error) == ["home", ""]
+    assert way.told(error) is error
+    walk(
+        cells.way("trades"), error_of_reason(error.reason, error.message, details={**error.details, "topic": "trades"})
+    )
+    assert walk(cells.way("trades"), error) == ["b:1", ""]
+    assert walk(cells.way("trades")) == ["b:1"], "b has not denied it"
+
+
 def test_a_topic_that_has_moved_on_is_followed() -> None:
     cells = new()
     walk(cells.way("orders"), elsewhere("b"))
@@ -97,7 +111,21 @@ def test_a_cell_that_was_not_reached_may_have_other_addresses_by_the_next_call()
     assert walk(cells.way("orders")) == ["home"]
 
 
-@pytest.mark.parametrize("servers", ["unix:/run/x", "dns:///b", "", "b:1,", "b:99999", "b:1 c:2"])
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "unix:/run/x",
+        "unix:7450",
+        "UNIX:7450",
+        "unix-abstract:1",
+        "dns:53",
+        "dns:///b",
+        "",
+        "b:1,",
+        "b:99999",
+        "b:1 c:2",
+    ],
+)
 def test_an_address_that_is_not_host_and_port_is_not_used(servers: str) -> None:
     error = elsewhere("b")
     error.details["servers"] = servers
@@ -116,7 +144,7 @@ def test_where_a_credential_may_not_go_the_error_says_why() -> None:
 def test_the_topics_that_are_remembered_are_bounded() -> None:
     cells = new()
     for number in range(KEPT_MAX + 1):
-        walk(cells.way(f"topic-{number}"), elsewhere("b"))
+        walk(cells.way(f"topic-{number}"), elsewhere("b", topic=f"topic-{number}"))
     assert walk(cells.way("topic-0")) == ["home"]
     assert walk(cells.way(f"topic-{KEPT_MAX}")) == ["b:1"]
     assert len(cells.others) == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sow_server import placement as placing
-from sow_server.cells import Answer, Trouble, trouble_of
-from sow_server.config import ConfigError, load
+from sow_server.cell_watch import CellWatch
+from sow_server.cells import Answer, Cells, Trouble, trouble_of
+from sow_server.config import ConfigError, PlacementConfig, load
+from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
 from tests.support.servers.cells import NOBODY, placement
+from tests.support.stores.parts import NoCalls
 
 
 def written(folder: Path, text: str) -> Path:
@@ -48,6 +53,8 @@ def places(folder: Path, text: str, cell: str = "a") -> Places:
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:0"]', ':3: [cells] a: "h:0" names no port'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1", "h:1"]', ':3: [cells] a: "h:1" occurs twice'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\nb = ["H:1"]', ':3: [cells] b: "H:1" occurs in "a", too'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\nb = ["h:01"]', ':3: [cells] b: "h:01" occurs in "a", too'),
+        ('version = 1\ndefault = "a"\n[cells]\na = ["h:1", "H:1"]', ':3: [cells] a: "H:1" occurs twice'),
         ('version = 1\ndefault = "a"\n[cells]\na = ["h:1"]\na = ["h:2"]', ":5:12: cannot overwrite a value"),
         ('version = 1\ndefault = "a"\n[cells]\n"_x" = ["h:1"]', ":3: [cells] _x: expected 1 to 100 of"),
         (placement(1, ("orders", "c")), ':6: [topics[0]] cell: "c" is none of [cells]'),
@@ -72,6 +79,7 @@ def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, 
         ("CELLS_MAX", placement(1)),
         ("PATTERNS_MAX", placement(1, ("a", "a"), ("b", "a"))),
         ("SERVERS_CHARACTERS_MAX", placement(1)),
+        ("SERVERS_MAX", placement(1, cells={"a": ["h:1", "h:2"]})),
     ],
 )
 def test_a_placement_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
@@ -173,6 +181,13 @@ def test_no_pattern_runs_over_a_name_that_no_topic_can_have(tmp_path: Path, name
     assert not found._used[1]
 
 
+def test_each_cell_has_dead_letters_without_a_target_of_its_own(tmp_path: Path) -> None:
+    """Story: once a dead letter had no target, lists of topics, metrics and GetPlacement failed for its name."""
+    found = places(tmp_path, placement(1, (".*", "b")))
+    assert found.elsewhere(UNDELIVERED) is None
+    assert found.refusal(UNDELIVERED) is None
+
+
 def test_the_refusal_of_many_long_addresses_fits_into_trailers(tmp_path: Path) -> None:
     servers = [f"{'h' * 240}.{number}:7450" for number in range(7)]
     found = places(tmp_path, placement(1, (".*", "b"), cells={"a": ["h:1"], "b": servers}))
@@ -202,3 +217,23 @@ def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
     assert trouble_of(found, "a", {"h:1": "no"}) is None, "it is the cell of this server, which runs"
     other = Answer("b", 3, "x")
     assert trouble_of(found, "b", {"h:1": other}) == (Trouble.DIFFERS, "h:1 has another content of version 3")
+
+
+def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Story: a reload during a look at a cell that is down, and the server said that its own cell differs."""
+    found = places(tmp_path, placement(1))
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), lambda: asyncio.sleep(0))
+    asked: list[int] = []
+
+    async def ask(self: CellWatch, address: str) -> Answer:
+        version = found.placement.version
+        answer = Answer("b" if address == NOBODY else "a", version, found.digest)
+        asked.append(version)
+        if version == 1:
+            found.use(load_placement(written(tmp_path, placement(2))))
+        return answer
+
+    monkeypatch.setattr(CellWatch, "_ask", ask)
+    asyncio.run(CellWatch(PlacementConfig("a", found.file), cells, lambda: 1).look())
+    assert not cells.problems
+    assert asked.count(2) >= 2

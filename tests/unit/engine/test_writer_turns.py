@@ -620,3 +620,30 @@ def test_after_a_failure_the_requests_of_all_callers_are_refused_once(callers: C
     assert set(callers.reasons("b")) <= {None, Reason.STORE_FAILED}
     assert len(callers.answers["b"]) == 30
     assert callers.rig.store.writer.queue.depth == (0, 0)
+
+
+# --- topics that move to another cell --------------------------------------------------------------------------------
+
+
+def test_a_request_that_has_begun_goes_on_to_its_end_although_its_topic_moves(callers: Callers) -> None:
+    """C2, C4. Story: a publish of 9000 records was refused with TOPIC_ELSEWHERE when 6000 of them were applied, and the
+    client published all of them in the other cell."""
+    moved = StoreError(Reason.TOPIC_ELSEWHERE, "orders lives in the cell b")
+    commits = callers.rig.store.commits
+    placed = {"orders": False}
+    commits.refuse_elsewhere(lambda topic: moved if placed.get(topic) else None)
+    callers.asks("begun", put(*many(35)))
+    callers.asks("waits", put(*many(35, "w")))
+    callers.rig.turn()
+    placed["orders"] = True
+    settled: list[object] = []
+    with working_for("operator"):
+        commits.moved().then(settled.append)
+    callers.commits_until("waits")
+    assert callers.reasons("waits") == [Reason.TOPIC_ELSEWHERE], "nothing of it is applied"
+    while not settled:
+        callers.rig.turn()
+    (begun,) = callers.answers["begun"]
+    assert isinstance(begun, Outcome)
+    assert begun.applied == 35
+    assert sum(commit_sizes(callers.rig)) == 35

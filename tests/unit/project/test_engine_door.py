@@ -30,7 +30,15 @@ OPEN_ROOMS: Final = (
 )
 """Rooms and modules from which everything may be imported."""
 OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
-    "catalog.topics": ("KnownOrigins", "Topic", "Topics", "check_name", "check_settings", "topic_deleted"),
+    "catalog.topics": (
+        "UNDELIVERED",
+        "KnownOrigins",
+        "Topic",
+        "Topics",
+        "check_name",
+        "check_settings",
+        "topic_deleted",
+    ),
     "commit.commits": ("Commits",),
     "commit.observers": ("Committed",),
     "commit.options": ("WriterOptions",),
