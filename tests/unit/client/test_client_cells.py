@@ -17,9 +17,9 @@ from sow_client.errors import error_of_reason
 from tests.support.fakes.fake_channels import Ended
 
 
-def elsewhere(cell: str, by: str = "home") -> SowError:
-    details = {"topic": "orders", "cell": cell, "servers": f"{cell}:1", "from_cell": by}
-    return error_of_reason("TOPIC_ELSEWHERE", f"orders lives in the cell {cell}", details=details)
+def elsewhere(cell: str, by: str = "home", topic: str = "orders") -> SowError:
+    details = {"topic": topic, "cell": cell, "servers": f"{cell}:1", "from_cell": by}
+    return error_of_reason("TOPIC_ELSEWHERE", f"{topic} lives in the cell {cell}", details=details)
 
 
 NOT_FOUND = error_of_reason("TOPIC_NOT_FOUND", "there is no topic orders")
@@ -70,6 +70,21 @@ def test_a_topic_that_has_moved_on_is_followed() -> None:
     assert walk(cells.way("orders")) == ["home"]
 
 
+def test_a_call_does_not_go_where_another_of_its_topics_lives() -> None:
+    """An export of several topics: its first topic decides, and an error about another one says nothing of that."""
+    cells = new()
+    way = cells.way("orders")
+    assert walk(way, elsewhere("b", topic="trades")) == ["home", ""]
+    message = "trades lives in the cell b; the topics of one call must live in one cell"
+    assert way.told(elsewhere("b", topic="trades")).message == message
+
+    walk(way, elsewhere("b"))
+    missing = error_of_reason("TOPIC_NOT_FOUND", "there is no topic trades", details={"topic": "trades"})
+    for error in (missing, elsewhere("home", by="b", topic="trades")):
+        assert walk(cells.way("orders"), error) == ["b:1", ""]
+    assert walk(cells.way("orders")) == ["b:1"], "it is remembered"
+
+
 def test_a_call_does_not_wander_for_ever() -> None:
     way = new().way("orders")
     found = walk(way, *(elsewhere(cell) for cell in ("b", "x", "c", "x", "d", "x")))
@@ -116,7 +131,7 @@ def test_where_a_credential_may_not_go_the_error_says_why() -> None:
 def test_the_topics_that_are_remembered_are_bounded() -> None:
     cells = new()
     for number in range(KEPT_MAX + 1):
-        walk(cells.way(f"topic-{number}"), elsewhere("b"))
+        walk(cells.way(f"topic-{number}"), elsewhere("b", topic=f"topic-{number}"))
     assert walk(cells.way("topic-0")) == ["home"]
     assert walk(cells.way(f"topic-{KEPT_MAX}")) == ["b:1"]
     assert len(cells.others) == 1
