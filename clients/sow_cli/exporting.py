@@ -124,14 +124,15 @@ def export(
         forms = [RecordForm.of(name, client.describe_topic(name).settings, select=named) for name, _ in files]
         opened = client.open_export([name for name, _ in files], filter_text, parameters)
         try:
-            with ExitStack() as complete:  # the files take their names once all are complete
-                for (_, target), kind, form in zip(files, kinds, forms, strict=True):
+            with ExitStack() as complete:  # the files take their names once all are complete, and on disk
+                sinks = [complete.enter_context(replaced(target)) for _, target in files]
+                for (_, target), kind, form, plain in zip(files, kinds, forms, sinks, strict=True):
                     began = time.monotonic()
-                    plain = complete.enter_context(replaced(target))
                     with packing.packed(plain, target.name) as sink:
                         made = RecordFile(kind, form, sink, csv_safe=output.csv_safe, keeps_all=not lossy)
                         exportings.append(_Exporting(client, opened, form))
                         written.append((exportings[-1].write(made), round((time.monotonic() - began) * 1e6)))
+                    synced(plain)
         finally:
             with suppress(Exception):  # it ends by itself, and an error of its own would hide the first one
                 client.close_export(opened.id)
@@ -410,10 +411,15 @@ def replaced(file: Path) -> Iterator[IO[bytes]]:
             if older is not None:  # before the first byte: nobody else reads what the older file kept to its owner
                 os.fchmod(descriptor, stat.S_IMODE(older.st_mode))
             yield sink
-            sink.flush()
-            os.fsync(sink.fileno())
+            synced(sink)
         beside.replace(target)
     except BaseException:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def synced(sink: IO[bytes]) -> None:
+    """All that was written is on disk. Raises OSError, as where the disk is full."""
+    sink.flush()
+    os.fsync(sink.fileno())

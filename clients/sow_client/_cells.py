@@ -170,8 +170,8 @@ class Way(Generic[_Transport]):
     def leads(self, error: SowError) -> bool:
         """True: nothing of the call was applied, and it is to be made again at once, at `place`."""
         place, home = self.place, self._cells.home
-        if not self._topic or error.details.get("topic", self._topic) != self._topic:
-            return False  # the call has none, or another one of its topics is in another cell
+        if not self._topic or self._is_of_another(error):
+            return False
         if place is home:
             return error.reason == ELSEWHERE and self._leads_from_home(error)
         if error.reason not in _DOUBTS:
@@ -210,6 +210,10 @@ class Way(Generic[_Transport]):
         if not self.leads(error):
             raise self.told(error) from error.__cause__
 
+    def _is_of_another(self, error: SowError) -> bool:
+        """True: it is about another topic of a call that has several. The cell of the first one decides."""
+        return error.details.get("topic", self._topic) != self._topic
+
     def told(self, error: SowError) -> SowError:
         """The error as the program gets it: with the cells, where they matter."""
         if error.reason in LOSSES and self.place is not self._cells.home:
@@ -217,6 +221,8 @@ class Way(Generic[_Transport]):
             return error_like(error, f"the cell {cell}, where {self._topic} lives: {error.message}", cell=cell)
         if error.reason != ELSEWHERE:
             return error
+        if self._is_of_another(error):
+            return error_like(error, f"{error.message}; the topics of one call must live in one cell")
         if self._missing is not None:
             return self._missing[1]
         if self._refused:

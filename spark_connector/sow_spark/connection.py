@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from pyspark import TaskContext
 
-from sow_client import Client, ResourceExhausted, Tls, Unavailable
+from sow_client import Client, NotFound, PermissionDenied, ResourceExhausted, Tls, Unavailable
 from sow_spark.options import Connecting
 
 FIRST_PAUSE_SECONDS: Final = 0.1
@@ -77,6 +77,14 @@ def in_cell(connecting: Connecting, client: Client, topic: str) -> Connecting:
     """The same, in the cell of a topic, for which the client has made a call (rule C10)."""
     servers = client.servers_of(topic)
     return connecting if servers == client.servers_of("") else replace(connecting, server=servers)
+
+
+def cell_of(connecting: Connecting, topic: str) -> Connecting:
+    """The same, in the cell of a topic, about which it asks. Raises SowError, but not where there is no such topic."""
+    with connect(connecting) as client:
+        with suppress(NotFound, PermissionDenied):  # the call for which it is asked tells
+            retried(connecting, lambda: client.describe_topic(topic))
+        return in_cell(connecting, client, topic)
 
 
 def _client(connecting: Connecting) -> Client:

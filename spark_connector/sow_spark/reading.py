@@ -160,13 +160,15 @@ class SnapshotReader(DataSourceReader):
         reader = None if self._reading.is_fixed else _reader()
         with connect(partition.connecting) as client:
             current = None if reader is None else self._current(client, partition, reader)
-            for share in partition.shares:
-                export_id = partition.export_id if current is None else current.id
-                for part in parts_of(share, current):
-                    yield from self._part(client, partition, share, export_id, part, reader)
+            export_id = partition.export_id if current is None else current.id
+            # One thread for all parts: many small topics would take longer to start one each than to be read.
+            with renewed(lambda: client.renew_export(export_id), partition.lease_seconds):
+                for share in partition.shares:
+                    for part in parts_of(share, current):
+                        yield from self._part(client, share, export_id, part, reader)
 
     def _part(
-        self, client: Client, partition: ExportPartition, share: Share, export_id: str, part: int, reader: str | None
+        self, client: Client, share: Share, export_id: str, part: int, reader: str | None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of one part of an export."""
         reading = self._reading
@@ -184,7 +186,7 @@ class SnapshotReader(DataSourceReader):
             )
 
         doing = f"reading part {part} of a snapshot of topic {share.topic}"
-        with renewed(lambda: client.renew_export(export_id), partition.lease_seconds), translated(doing):
+        with translated(doing):
             yield from batches(decoder, share.topic, records, rows=reading.batch_size)
 
     def _current(self, client: Client, partition: ExportPartition, reader: str) -> Export:

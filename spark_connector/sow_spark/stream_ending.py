@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sow_spark.connection import connect, retried
+from sow_spark.connection import cell_of, connect, retried
 from sow_spark.errors import translated
 from sow_spark.option_parsing import parse_reading
+from sow_spark.options import Reading
 from sow_spark.stream_pins import NOTE
 
 
@@ -29,14 +31,23 @@ def stop_for_good(query: StreamingQuery, options: Mapping[str, str]) -> list[str
     names = set(_pins_of(query)) if reading.pin_name is None else {reading.pin_name}
     names |= {f"{name}{NOTE}" for name in names}
     removed: list[str] = []
-    for address in filter(None, map(str.strip, reading.connecting.server.split(","))):
-        connecting = replace(reading.connecting, server=address)
+    with translated("removing the pins of a query"):
+        given = reading.connecting if reading.several else cell_of(reading.connecting, reading.topic)
+    for address in filter(None, map(str.strip, given.server.split(","))):
+        connecting = replace(given, server=address)
         with translated("removing the pins of a query"), connect(connecting) as client:
             for pin in retried(connecting, client.durables):
-                if pin.pin and pin.name in names:
+                if pin.pin and pin.name in names and _reads(reading, pin.topic):
                     client.delete_durable(pin.topic, pin.name)
                     removed.append(f"{pin.topic}/{pin.name}")
     return removed
+
+
+def _reads(reading: Reading, topic: str) -> bool:
+    """True if a query with these options reads a topic: another query may have given its pins the same name."""
+    if reading.topic_pattern is not None:
+        return re.fullmatch(reading.topic_pattern, topic) is not None
+    return topic in (reading.topics or (reading.topic,))
 
 
 def _pins_of(query: StreamingQuery) -> Iterator[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from sow_client import Client, Instance, NotFound, PermissionDenied, SowError
-from sow_spark.connection import connect, in_cell, kept, retried
+from sow_client import Client, Instance, SowError
+from sow_spark.connection import cell_of, connect, kept, retried
 from sow_spark.errors import HINTS, SowSourceError, translated
 from sow_spark.options import Connecting
 
@@ -78,11 +78,8 @@ class InstanceInUse:
         """From now on the instances are those of the topic's cell (rule C10)."""
         if not self._sought:
             return
-        topic = self._sought
-        with translated(f"looking for {self._named}"), connect(self._given) as client:
-            with suppress(NotFound, PermissionDenied):  # the attempt tells
-                retried(self._given, lambda: client.describe_topic(topic))
-            self._given = self.connecting = in_cell(self._given, client, topic)
+        with translated(f"looking for {self._named}"):
+            self._given = self.connecting = cell_of(self._given, self._sought)
         self._sought = ""
 
     def _use(self, epoch: str | None) -> None:

@@ -75,6 +75,24 @@ def test_a_call_goes_to_the_cell_of_its_topic_and_the_wrong_cell_is_asked_once(
     assert cells.keys("a", here) == ["1"]
 
 
+def test_an_export_of_two_cells_is_refused_and_leaves_nothing_behind(
+    connect: Connect, cells: TwoCells, calls: Calls
+) -> None:
+    with connect(cells.home) as client:
+        there, also, here = cells.topic("b"), cells.topic("b"), cells.topic("a")
+        for name in (there, also, here):
+            client.create_topic(name)
+        for first, other in ((here, there), (there, here)):
+            with pytest.raises(SowError, match=f"'{other}' lives in the cell .*must live in one cell") as refused:
+                client.open_export([first, other])
+            assert (refused.value.reason, refused.value.details["topic"]) == ("TOPIC_ELSEWHERE", other)
+            assert "their placements differ" not in refused.value.message
+        assert client.open_export([there, also]).topics == (there, also)
+        calls.clear()
+        assert (client.get(here, "1"), client.get(there, "1")) == (None, None)
+        assert calls == [(cells.addresses["a"][0], "Get"), (cells.addresses["b"][0], "Get")], "both are remembered"
+
+
 def test_every_kind_of_call_follows(connect: Connect, cells: TwoCells) -> None:
     """Each with a topic that the client meets for the first time."""
     with cells.direct("b") as direct:

@@ -92,6 +92,25 @@ def test_several_topics_are_written_at_one_instant(server: ServerProcess, tmp_pa
     assert (sorted(tmp_path.iterdir()), [file.read_bytes() for file in files]) == (sorted(files), before)
 
 
+def test_no_file_of_several_takes_its_name_before_all_are_on_disk(
+    server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full as the last bytes of the first file go there: the other one has not taken its name."""
+    files = tmp_path / "orders.ndjson", tmp_path / "images.csv"
+    for file in files:
+        file.write_text("old")
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        if ".orders." in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert run(server, "export", "orders", files[0], "--also", "images", files[1]).exit_code != 0
+    assert [(file, file.read_text()) for file in sorted(tmp_path.iterdir())] == [(files[1], "old"), (files[0], "old")]
+
+
 def test_parquet_has_a_typed_column_for_each_field(server: ServerProcess, tmp_path: Path) -> None:
     told = done(server, "export", "orders", tmp_path / "orders.parquet")
 

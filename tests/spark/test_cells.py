@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +13,7 @@ from pyspark.sql import SparkSession
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
 from sow_spark.options import Connecting
+from sow_spark.stream_ending import stop_for_good
 from tests.support.servers.cells import TwoCells
 
 
@@ -51,3 +54,17 @@ def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:
         client.publish(topic, b"{}", key="1")
         assert kept(given, client, topic).server == cells.addresses["b"][0]
         assert in_cell(given, client, cells.topic("a")) == given
+
+
+def test_the_pin_of_a_query_is_removed_in_the_cell_of_its_topic_and_no_other_pin(cells: TwoCells) -> None:
+    """Two queries may give their pins one name, each for its own topic."""
+    topic, also = cells.topic("b"), cells.topic("b")
+    with Client(cells.home) as client:
+        for name in (topic, also):
+            client.create_topic(name, journal=True)
+            client.publish(name, b"{}", key="1")
+            client.pin_journal(name, "nightly", client.plan_changes(name, start="latest").start)
+        ended: Any = SimpleNamespace(stop=lambda: None, recentProgress=[])
+        options = {"server": cells.home, "topic": topic, "pinName": "nightly"}
+        assert stop_for_good(ended, options) == [f"{topic}/nightly"]
+        assert [pin.topic for name in (topic, also) for pin in client.durables(name)] == [also]

@@ -17,9 +17,9 @@ from sow_client.errors import error_of_reason
 from tests.support.fakes.fake_channels import Ended
 
 
-def elsewhere(cell: str, by: str = "home", *, topic: str = "orders") -> SowError:
+def elsewhere(cell: str, by: str = "home", topic: str = "orders") -> SowError:
     details = {"topic": topic, "cell": cell, "servers": f"{cell}:1", "from_cell": by}
-    return error_of_reason("TOPIC_ELSEWHERE", f"orders lives in the cell {cell}", details=details)
+    return error_of_reason("TOPIC_ELSEWHERE", f"{topic} lives in the cell {cell}", details=details)
 
 
 NOT_FOUND = error_of_reason("TOPIC_NOT_FOUND", "there is no topic orders")
@@ -62,26 +62,27 @@ def test_a_cell_that_denies_a_topic_is_asked_for_no_address() -> None:
     assert walk(cells.way("orders")) == ["home"], "it is forgotten"
 
 
-def test_another_topic_of_the_call_says_nothing_about_its_own() -> None:
-    """Story: an export of a topic of home and one of b ended with the message that home says that its own topic lives
-    in b."""
-    cells = new()
-    way, error = cells.way("trades"), elsewhere("b")
-    assert walk(way, error) == ["home", ""]
-    assert way.told(error) is error
-    walk(
-        cells.way("trades"), error_of_reason(error.reason, error.message, details={**error.details, "topic": "trades"})
-    )
-    assert walk(cells.way("trades"), error) == ["b:1", ""]
-    assert walk(cells.way("trades")) == ["b:1"], "b has not denied it"
-
-
 def test_a_topic_that_has_moved_on_is_followed() -> None:
     cells = new()
     walk(cells.way("orders"), elsewhere("b"))
     assert walk(cells.way("orders"), elsewhere("c", by="b"), elsewhere("c")) == ["b:1", "home", "c:1"]
     assert walk(cells.way("orders"), elsewhere("home", by="c")) == ["c:1", "home"]
     assert walk(cells.way("orders")) == ["home"]
+
+
+def test_a_call_does_not_go_where_another_of_its_topics_lives() -> None:
+    """An export of several topics: its first topic decides, and an error about another one says nothing of that."""
+    cells = new()
+    way = cells.way("orders")
+    assert walk(way, elsewhere("b", topic="trades")) == ["home", ""]
+    message = "trades lives in the cell b; the topics of one call must live in one cell"
+    assert way.told(elsewhere("b", topic="trades")).message == message
+
+    walk(way, elsewhere("b"))
+    missing = error_of_reason("TOPIC_NOT_FOUND", "there is no topic trades", details={"topic": "trades"})
+    for error in (missing, elsewhere("home", by="b", topic="trades")):
+        assert walk(cells.way("orders"), error) == ["b:1", ""]
+    assert walk(cells.way("orders")) == ["b:1"], "it is remembered"
 
 
 def test_a_call_does_not_wander_for_ever() -> None:
