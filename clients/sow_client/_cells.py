@@ -155,7 +155,7 @@ class Way(Generic[_Transport]):
     def _begin(self) -> None:
         self._asked = 0  # how often home has named another cell
         self._home = ""  # the name of home, as it has said
-        self._denied: tuple[Place[_Transport], str] | None = None  # a cell, and the other one that it names
+        self._denied: tuple[Place[_Transport], SowError] | None = None  # a cell, and its words, which name another one
         self._missing: tuple[Place[_Transport], SowError] | None = None  # a cell that has no such topic
         self._refused = ""  # why the client does not go where home says
 
@@ -170,7 +170,7 @@ class Way(Generic[_Transport]):
             return False
         self._cells.forget(self._topic, place)
         if error.reason == ELSEWHERE and self._asked < ASKED_MAX:
-            self._denied = place, error.details.get("cell", "")
+            self._denied = place, error
         elif error.reason == "TOPIC_NOT_FOUND" and not self._asked:
             self._missing = place, error
         else:
@@ -214,11 +214,15 @@ class Way(Generic[_Transport]):
         if self._refused:
             return error_like(error, f"{error.message}; this client does not go there: {self._refused}")
         if self._denied is not None:
-            place, named = self._denied
+            place, denial = self._denied
+            one, named = error.details.get("topic", ""), denial.details.get("cell", "")
+            if (other := denial.details.get("topic", "")) != one:  # an export of several topics
+                apart = f"{one} lives in the cell {place.cell}, and {other} in the cell {named}"
+                return error_like(error, f"{apart}: one call cannot have both")
             return error_like(
                 error,
-                f"{self._topic}: the cell {self._home} says that it lives in the cell {place.cell}, and the cell "
-                f"{place.cell} says that it lives in the cell {named}: their placements differ",
+                f"{one or self._topic}: the cell {self._home} says that it lives in the cell {place.cell}, and the "
+                f"cell {place.cell} says that it lives in the cell {named}: their placements differ",
                 denied_by=place.cell,
             )
         return error

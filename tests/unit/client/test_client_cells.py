@@ -17,8 +17,8 @@ from sow_client.errors import error_of_reason
 from tests.support.fakes.fake_channels import Ended
 
 
-def elsewhere(cell: str, by: str = "home") -> SowError:
-    details = {"topic": "orders", "cell": cell, "servers": f"{cell}:1", "from_cell": by}
+def elsewhere(cell: str, by: str = "home", topic: str = "orders") -> SowError:
+    details = {"topic": topic, "cell": cell, "servers": f"{cell}:1", "from_cell": by}
     return error_of_reason("TOPIC_ELSEWHERE", f"orders lives in the cell {cell}", details=details)
 
 
@@ -60,6 +60,15 @@ def test_a_cell_that_denies_a_topic_is_asked_for_no_address() -> None:
         "c: their placements differ"
     )
     assert walk(cells.way("orders")) == ["home"], "it is forgotten"
+
+
+def test_topics_of_two_cells_in_one_call_are_no_difference_of_placements() -> None:
+    """An export of several topics: its way is that of the first, and each cell denies another one."""
+    way = new().way("trades")
+    there, here = elsewhere("b"), elsewhere("home", by="b", topic="trades")
+    assert walk(way, there, here, there) == ["home", "b:1", "home", ""]
+    said = "orders lives in the cell b, and trades in the cell home: one call cannot have both"
+    assert way.told(there).message == said
 
 
 def test_a_topic_that_has_moved_on_is_followed() -> None:
