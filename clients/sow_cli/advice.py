@@ -124,6 +124,8 @@ def of_refusal(error: SowError, command: str) -> str:
             "load": "leave --key-field out: the documents have the keys",
             "lease": "give the document with the key, as --data '{…}', in place of --key",
         }.get(command, "")
+    if error.reason == "UNREACHABLE" and "cell" in error.details:  # of another one, so another server has no use
+        return "start that cell; `sow cells list` shows its servers. The topics of other cells are served"
     if error.reason == "UNREACHABLE" and "tls" not in error.details and "refused" in error.message:
         return "start the server there, as `sow-server`, or name another one with --server or SOW_SERVER"
     if error.reason == "DURABLE_NOT_FOUND":

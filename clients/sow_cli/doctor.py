@@ -566,7 +566,8 @@ def stray_finding(stray: Stray, other: Stray | str | None, cell: str) -> Finding
         return Finding("cells", "fault", f"{begin}; {stray.cell} has no such topic", advice)
     if stray.last_change is None or other.last_change is None:
         advice = f"compare the two; if the one here is not wanted: {delete}"
-        return Finding("cells", "warning", f"{begin}; which copy is newer is not known, as one has no journal", advice)
+        said = f"{begin}; which copy is newer is not known, as the journal of one has no change of it"
+        return Finding("cells", "warning", said, advice)
     times = f"last changes: {stray.last_change:%Y-%m-%d %H:%M:%S} here, {other.last_change:%Y-%m-%d %H:%M:%S} there"
     if stray.last_change > other.last_change:
         advice = "changes may be missing there: compare the two before you delete one"

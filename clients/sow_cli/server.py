@@ -141,7 +141,7 @@ def _cells(client: Client) -> list[Fact]:
     shown = ", ".join([*problems, *([f"{display.counted(len(found.strays), 'stray')}"] if found.strays else [])])
     return [
         Fact("cell", found.cell, f"{found.cell}  (placement {found.version})"),
-        Fact("cell_problems", problems, shown or "none", label="cells"),
+        Fact("cell_problems", problems, shown or "none", label="cells in trouble"),
         Fact("stray_topics", len(found.strays), ""),
     ]
 

@@ -216,15 +216,15 @@ class Way(Generic[_Transport]):
 
     def told(self, error: SowError) -> SowError:
         """The error as the program gets it: with the cells, where they matter."""
-        if error.reason in LOSSES and self.place is not self._cells.home:
+        if error.reason == ELSEWHERE and self._missing is not None:
+            error = self._missing[1]
+        if (error.reason in LOSSES or error.reason == "TOPIC_NOT_FOUND") and self.place is not self._cells.home:
             cell = self.place.cell
             return error_like(error, f"the cell {cell}, where {self._topic} lives: {error.message}", cell=cell)
         if error.reason != ELSEWHERE:
             return error
         if self._is_of_another(error):
             return error_like(error, f"{error.message}; the topics of one call must live in one cell")
-        if self._missing is not None:
-            return self._missing[1]
         if self._refused:
             return error_like(error, f"{error.message}; this client does not go there: {self._refused}")
         if self._denied is not None:

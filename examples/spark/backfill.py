@@ -2,7 +2,7 @@
 
     .venv/bin/python -m examples.spark.backfill HOST:PORT FOLDER [TOPIC]
 
-FOLDER is a table that `examples.spark.capture` made. All rows come into the topic, or none; a second run repeats it.
+FOLDER is a table of `examples.spark.capture` or `state_lake`. All rows come, or none; a second run repeats it.
 """
 
 from __future__ import annotations

@@ -91,6 +91,10 @@ def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Tog
         "TOPIC_ELSEWHERE",
         together.addresses["b"][0],
     )
+    with pytest.raises(SowError) as refused:
+        old.publish("moved", {"id": 2})
+    assert refused.value.reason == "TOPIC_NOT_FOUND", "b has no such topic yet"
+    assert refused.value.message.startswith("the cell b, where moved lives: ")
     new.create_topic("moved", key=["/id"])
     new.publish("moved", {"id": 1})
 

@@ -98,7 +98,9 @@ def test_a_cell_without_the_topic_makes_a_call_ask_home_once() -> None:
     walk(cells.way("orders"), elsewhere("b"))
     way = cells.way("orders")
     assert walk(way, NOT_FOUND, elsewhere("b")) == ["b:1", "home", ""]
-    assert way.told(elsewhere("b")) is NOT_FOUND
+    told = way.told(elsewhere("b"))
+    assert (told.reason, told.details["cell"]) == ("TOPIC_NOT_FOUND", "b")
+    assert told.message == "the cell b, where orders lives: there is no topic orders"
     assert walk(cells.way("orders")) == ["b:1"]
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sow.version import __version__
+from sow_cli import advice
 from sow_cli.command import COMMANDS, sow
 from sow_cli.connection import ConnectionOption
 from sow_cli.session import Session
@@ -340,6 +341,12 @@ def test_a_server_that_is_not_there_ends_with_3() -> None:
     assert "127.0.0.1:1" in result.stderr
     assert "within" not in result.stderr, "nothing was waited for"
     assert "  hint: start the server there, as `sow-server`, or name another one" in result.stderr
+
+
+def test_a_cell_that_is_not_there_is_no_reason_to_name_another_server() -> None:
+    """No other one has its topics, and those of other cells are served as ever."""
+    lost = Unavailable("the cell b, where t lives: refused", reason="UNREACHABLE", details={"cell": "b"})
+    assert advice.of_refusal(lost, "query").startswith("start that cell; `sow cells list`")
 
 
 @pytest.mark.parametrize(
