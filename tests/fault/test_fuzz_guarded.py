@@ -87,7 +87,9 @@ def sent(channel: grpc.Channel, method: MethodDescriptor, requests: list[bytes],
     assert ended.code not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL), (method.full_name, caller, ended)
     assert not ended.reason or ended.reason in KNOWN
     if caller in ("", "guessed") and "Health" not in method.full_name:
-        assert ended.reason == "UNAUTHENTICATED", method.full_name
+        # Cells ask each other without a credential (rule C8), so bytes that are no request are told as such.
+        told = {"UNAUTHENTICATED", "INVALID_ARGUMENT"} if method.name == "GetPlacement" else {"UNAUTHENTICATED"}
+        assert ended.reason in told or (method.name == "GetPlacement" and not ended.reason), method.full_name
     assert CANARY not in ended.text
     assert not any(CANARY.encode() in answer.SerializeToString() for answer in ended.answers), (
         method.full_name,

@@ -24,7 +24,7 @@ MAY_FIND: Final = {
 DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "seen"}
 """Methods of a call that decide about topics."""
 OWNED: Final = {"own_name", "owns", "shown_name"}
-HELPERS: Final = {"permit_publish", "permit_load", "permit_touch", "_check_owner", "_owned", "_read_stream"}
+HELPERS: Final = {"permit_publish", "permit_load", "permit_touch", "_check_owner", "_granted", "_owned", "_read_stream"}
 """Functions that ask the call in place of a handler."""
 
 

@@ -43,7 +43,7 @@ PUBLIC = {
     "Browsed", "Cancelled", "Change", "ChangesPlan", "Client", "ClockAccepted", "Compacted", "ConditionFailed",
     "DataLoss",
     "DeadlineExceeded", "Deleted", "Difference", "DurabilityName", "Durable", "DurableFigures", "DurableSettings",
-    "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "FailedPrecondition",
+    "DurableSettingsArguments", "DurableSubscription", "EffectiveSetting", "Export", "ExportOf", "FailedPrecondition",
     "FailoverPublish", "Gap",
     "IncomingLink", "IndexStatus", "Instance", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
