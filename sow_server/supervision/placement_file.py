@@ -62,9 +62,7 @@ def to_make(cells: Mapping[str, Config]) -> str:
     ours = path == first.server.data_dir.parent / PLACEMENT
     if ours and not path.exists():
         if any(number > 1 for number in numbers(path.parent)):
-            raise ConfigError(
-                f"{path}: is missing, although cells have data: put back the one that was there"
-            )
+            raise ConfigError(f"{path}: is missing, although cells have data: put back the one that was there")
         return _made(cells, 1)
     placement = load_placement(path)
     if ours and path.read_bytes().decode() == _of(placement):  # as it was made
