@@ -5,7 +5,8 @@ A partition of a query is one publisher, `spark-<query>-<partition>`, and its un
     [1]  One commit writes the last rows of a partition of a batch and records that the partition is published whole. A
          later attempt, in the same run or after a restart from the checkpoint, publishes nothing.
     [2]  Of the attempts before that at most one continues: each attempt fences the earlier ones, and publishes all rows
-         again. So rows of a batch that was cut off may be published twice; the last publish of each row stays.
+         again. So rows of a partition of several requests that was cut off may be published twice; the last publish of
+         each row stays. A partition of one request is published once.
     [3]  The query is known by the id that Spark keeps in its checkpoint, or by the option `writerId`.
 
 [1] relies on Spark's promise that a repeated batch has the same rows in the same partitions. The promise does not hold

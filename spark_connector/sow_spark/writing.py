@@ -28,7 +28,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_client import NEVER, Ack, Client, PublishFailed, Refusal, SowError
+from sow_client import NEVER, Ack, Client, Publisher, PublishFailed, Refusal, SowError
 from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Writing
@@ -224,6 +224,46 @@ class _Acks:
         self.handed_over.settled(self.settled)
 
 
+class _Bulk:
+    """Puts and removals, in the order of the rows, for one call: those of a small partition are one request, and so one
+    commit, with the end of the unit. An attempt that is cut off has published all of them, or none."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.payloads: list[bytes] = []
+        self._keys: list[str] = []  # "" stands for none
+        self._lifetime_kinds: list[int] = []
+        self._lifetime_micros: list[int] = []
+        self._removals: list[bool] = []
+
+    def add(self, step: Puts | Removals) -> None:
+        """Adds the rows that come next."""
+        rows, kinds, micros = len(step.rows), None, None
+        if isinstance(step, Puts):
+            kinds, micros = step.lifetime_kinds, step.lifetime_micros
+        self.payloads += step.payloads
+        self._keys += step.keys or [""] * rows
+        self._lifetime_kinds += kinds or [0] * rows
+        self._lifetime_micros += micros or [0] * rows
+        # Of the same unit: a late removal of a fenced attempt removes no record of the newer one.
+        self._removals += [isinstance(step, Removals)] * rows
+
+    def hand_over(self, publisher: Publisher) -> None:
+        """Gives all rows to a publisher. Raises as `Publisher.publish_columns`."""
+        if self.payloads:
+            has_lifetimes = any(self._lifetime_kinds)
+            publisher.publish_columns(
+                self.payloads,
+                keys=self._keys if any(self._keys) else None,
+                lifetime_kinds=self._lifetime_kinds if has_lifetimes else None,
+                lifetime_micros=self._lifetime_micros if has_lifetimes else None,
+                removals=self._removals if any(self._removals) else None,
+            )
+            self._clear()
+
+
 def publish(
     writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], publisher_id: str, unit: int, partition: int
 ) -> Written:
@@ -254,6 +294,7 @@ def _publish_new(
 ) -> Written:
     bad = BadRows()
     acks = _Acks(bad)
+    bulk = _Bulk()
     rows = 0
     with client.publisher(
         writing.topic,
@@ -272,19 +313,13 @@ def _publish_new(
             faults: list[BadRow] = []
             for step in plan.steps(batch, rows, faults):
                 acks.handed_over.add(step)
-                if isinstance(step, Removals):
-                    # Of the same unit: a late removal of a fenced attempt removes no record of the newer one.
-                    publisher.publish_columns(step.payloads, keys=step.keys, removals=[True] * len(step.rows))
-                    continue
-                publisher.publish_columns(
-                    step.payloads,
-                    keys=step.keys,
-                    lifetime_kinds=step.lifetime_kinds,
-                    lifetime_micros=step.lifetime_micros,
-                )
+                bulk.add(step)
+                if len(bulk.payloads) >= (writing.batch_size or ROWS_PER_REQUEST):
+                    bulk.hand_over(publisher)
             bad.add(faults)
             rows += batch.num_rows
             bad.check(writing, partition, last=False)
+        bulk.hand_over(publisher)
         require_whole_input()
         bad.check(writing, partition, last=True)
         try:
