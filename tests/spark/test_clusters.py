@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.datasource import DataSourceStreamReader
 
 from sow_client import Client
 from tests.spark import cluster_jobs
@@ -121,6 +122,9 @@ def test_a_write_is_whole_though_tasks_an_executor_and_the_server_die(
     assert found == expected
 
 
+@pytest.mark.skipif(
+    not hasattr(DataSourceStreamReader, "getDefaultReadLimit"), reason="with PySpark 4.1 a run takes one micro-batch"
+)
 @pytest.mark.parametrize("pipeline", ["captured", "versions"])
 def test_a_capture_is_exactly_once_through_kills_of_driver_executors_and_server(
     cluster: SparkCluster, server: ServerProcess, client: Client, tmp_path: Path, pipeline: str, seed: int
