@@ -45,7 +45,7 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import declare_topics, placed_here
+from sow_server.declaring import CellStore, declare_topics, placed_here, use_placement
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
@@ -359,6 +359,7 @@ def _declare(store: Store, config: Config) -> Places | None:
     """Makes the topics of the configuration that are placed here; returns the placement."""
     try:
         places = configured_places(config)
+        use_placement(store, places)
     except ConfigError as error:
         raise StartError(str(error)) from error
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
@@ -380,7 +381,7 @@ def _cells(
     if places is None:
         loop.add_signal_handler(signal.SIGHUP, access.reload_soon)
         return None, []
-    cells = Cells(places, readers, access.authorizer, store.commits.moved)
+    cells = Cells(places, readers, access.authorizer, CellStore(store, config, places))
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ import structlog
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.placement import Places, load_placement
+from sow_server.placement import Placement, Places, load_placement
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +81,19 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
     return None
 
 
+class CellStore(Protocol):
+    """The store of this server, as far as its placement goes."""
+
+    async def keep(self, placement: Placement) -> None:
+        """Remembers the placement that is about to be in force (rule C25). Raises StoreError."""
+
+    async def settled(self) -> None:
+        """Returns once what the writer has begun is committed. Raises StoreError."""
+
+    async def declare(self) -> None:
+        """Makes the topics of the configuration that have come to this cell."""
+
+
 class Calls(Protocol):
     """The calls under way, and the audit log (the authorizer)."""
 
@@ -94,16 +107,13 @@ class Calls(Protocol):
 class Cells:
     """Reloads the placement of this server. Event loop only."""
 
-    def __init__(
-        self, places: Places, readers: Executor, calls: Calls, settled: Callable[[], Awaitable[object]]
-    ) -> None:
-        """`settled`: returns once what the writer has begun is committed."""
+    def __init__(self, places: Places, readers: Executor, calls: Calls, store: CellStore) -> None:
         self.places: Final = places
         self.problems: dict[str, Problem] = {}
         """Those that last, by cell."""
         self._readers = readers
         self._calls = calls
-        self._settled = settled
+        self._store = store
         self.look: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Asks the other cells at once, as the reload of a placement is when they are most likely to differ."""
         self._looking: asyncio.Task[None] | None = None
@@ -143,6 +153,8 @@ class Cells:
                         f"{places.file}: version: {placement.version} is not above {before.version}, the version in "
                         "force, and the content is another; raise it at each change"
                     )
+                places.check(placement)
+                await self._store.keep(placement)
                 places.use(placement)
             except (ConfigError, ValueError) as error:
                 message = str(error) if isinstance(error, ConfigError) else f"{places.file}: {error}"
@@ -151,7 +163,8 @@ class Cells:
                     Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
                 ) from error
             ended = self._calls.placement_changed()
-            await self._settled()
+            await self._store.declare()
+            await self._store.settled()
         log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
         return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
 

@@ -87,12 +87,16 @@ class Places:
         self.use(placement)
 
     def use(self, placement: Placement) -> None:
-        """Takes a placement into use. Raises ValueError if it has no cell of this name."""
-        if self.cell not in placement.cells:
-            raise ValueError(f"[cells] has no {quoted(self.cell)}, the name of this cell in [placement] cell")
+        """Takes a placement into use. Raises ValueError as `check`."""
+        self.check(placement)
         self.digest = placement.digest
         self._used: _Used = placement, {}
         """In one piece, and with its decisions: another thread remembers none of the placement before ([2])."""
+
+    def check(self, placement: Placement) -> None:
+        """Raises ValueError if a placement has no cell of this name."""
+        if self.cell not in placement.cells:
+            raise ValueError(f"[cells] has no {quoted(self.cell)}, the name of this cell in [placement] cell")
 
     @property
     def placement(self) -> Placement:
