@@ -45,7 +45,7 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import CellStore, declare_topics, placed_here, use_placement
+from sow_server.declaring import CellStore, declare_topics, placed_here, tell_separated, use_placement
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
@@ -364,6 +364,7 @@ def _declare(store: Store, config: Config) -> Places | None:
         raise StartError(str(error)) from error
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
     if places is not None:
+        tell_separated(store, places)
         store.commits.refuse_elsewhere(places.refusal)
     return places
 

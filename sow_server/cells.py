@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple, Protocol
@@ -16,6 +17,7 @@ import structlog
 
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Placement, Places, load_placement
 
@@ -39,6 +41,7 @@ class Trouble(enum.Enum):
 
     DIFFERS = 1
     UNREACHABLE = 2
+    STRAYS = 3
 
 
 class Problem(NamedTuple):
@@ -57,6 +60,28 @@ class Answer(NamedTuple):
     """"": it has none."""
     version: int
     digest: str
+    strays: int = 0
+    """Topics there that are placed in the cell of this server."""
+
+
+class Strays:
+    """Counts the topics here that are placed in other cells (rule C5). Everybody may ask for the count of a cell, so
+    it is made anew only once topics or the placement have changed."""
+
+    def __init__(self, topics: Topics, places: Places) -> None:
+        self._topics = topics
+        self._places = places
+        self._state: tuple[int, str] = -1, ""
+        self._counts: Counter[str] = Counter()
+
+    def count(self, cell: str) -> int:
+        """The topics here that are placed in a cell, which is not this one."""
+        state = self._topics.version, self._places.digest
+        if state != self._state:
+            homes = map(self._places.elsewhere, tuple(self._topics.by_name))
+            self._counts = Counter(home for home in homes if home is not None)
+            self._state = state
+        return self._counts[cell]
 
 
 def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -> tuple[Trouble, str] | None:
@@ -78,6 +103,10 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
     faults = [f"{address}: {answer}" for address, answer in answers.items() if isinstance(answer, str)]
     if len(faults) == len(answers):
         return Trouble.UNREACHABLE, "; ".join(faults)
+    for address, answer in answers.items():
+        if not isinstance(answer, str) and answer.strays:
+            topics = "1 topic that lives" if answer.strays == 1 else f"{answer.strays} topics that live"
+            return Trouble.STRAYS, f"{address} has {topics} in {places.cell}, the cell of this server"
     return None
 
 
@@ -145,7 +174,7 @@ class Cells:
             places, before = self.places, self.places.placement
             try:
                 placement = await asyncio.get_running_loop().run_in_executor(self._readers, load_placement, places.file)
-                self._look_soon()
+                self.look_soon()
                 if placement.digest == places.digest:
                     return Reloaded(before.version, places.digest, changed=False)
                 if placement.version <= before.version:
@@ -168,7 +197,8 @@ class Cells:
         log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
         return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
+        """Asks the other cells now."""
         if self.look is not None:
             self._looking = asyncio.get_running_loop().create_task(self.look())
 

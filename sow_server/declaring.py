@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from sow_server.config import Config, ConfigError, DeclaredView
-from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.upkeep import KeptPlacement
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
-from sow_server.placement import Placement, Places
+from sow_server.placement import Placement, Places, separated
 from sow_server.query.view_plans import check_definition
 
 T = TypeVar("T")
@@ -78,6 +77,13 @@ class CellStore:
                     await self._store.administration.alter_topic(name, _replaced_by(topics[name]), in_config=True)
         except (DeclarationError, StoreError) as error:
             log.error("declaration_failed", cause=str(error))
+        tell_separated(self._store, self._places)
+
+
+def tell_separated(store: Store, places: Places) -> None:
+    """Tells of topics here that need one of another cell (rule C26)."""
+    for one in separated(store.topics.by_id.values(), places):
+        log.warning("topics_separated", topic=one.topic, setting=one.setting, other=one.other, cell=one.cell)
 
 
 def use_placement(store: Store, places: Places | None) -> None:
@@ -122,7 +128,7 @@ def _failed(name: str, error: StoreError, views: Collection[str]) -> Declaration
 
 def _changes(
     store: Store, declared: Mapping[str, Declared], views: Mapping[str, DeclaredView]
-) -> Iterator[tuple[str, Pending[Topic] | Pending[int]]]:
+) -> Iterator[tuple[str, Pending[Any]]]:
     """The changes by which the store has what is declared, with the names of their topics. Each is to be done before
     the next one is asked for. Raises DeclarationError."""
     administration = store.administration

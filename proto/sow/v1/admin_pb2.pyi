@@ -1097,16 +1097,20 @@ class GetPlacementRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    ASKING_CELL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """A topic, which need not exist: the answer tells its cell. Empty: none."""
+    asking_cell: _builtins.str
+    """The cell of the server that asks: the answer has the number of strays that are placed there. Empty: a client asks."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        asking_cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asking_cell", b"asking_cell", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1128,6 +1132,8 @@ class GetPlacementResponse(_message.Message):
     STRAYS_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
+    STRAYS_OF_ASKING_CELL_FIELD_NUMBER: _builtins.int
+    SEPARATED_FIELD_NUMBER: _builtins.int
     cell: _builtins.str
     """The cell of this server, from `[placement] cell`. Empty: this server has no placement, and the rest is empty, too."""
     version: _builtins.int
@@ -1138,6 +1144,8 @@ class GetPlacementResponse(_message.Message):
     """The cell of the topic of the request. Empty: none was given, or the caller has no grant on it."""
     default_cell: _builtins.str
     """The cell of topics that no pattern names. Only with the permission observe, as all that follows."""
+    strays_of_asking_cell: _builtins.int
+    """The number of topics that exist here and are placed in the cell that asks. For everybody."""
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cell]:
         """All cells, by name. Only for an identity."""
@@ -1158,6 +1166,10 @@ class GetPlacementResponse(_message.Message):
     def copy(self) -> Global___Stray:
         """The topic of the request as it is stored here, wherever it is placed. Unset: it does not exist here."""
 
+    @_builtins.property
+    def separated(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeparatedTopic]:
+        """Topics that are placed here, and need a topic that is placed in another cell."""
+
     def __init__(
         self,
         *,
@@ -1171,10 +1183,12 @@ class GetPlacementResponse(_message.Message):
         strays: _abc.Iterable[Global___Stray] | None = ...,
         problems: _abc.Iterable[Global___CellProblem] | None = ...,
         copy: Global___Stray | None = ...,
+        strays_of_asking_cell: _builtins.int = ...,
+        separated: _abc.Iterable[Global___SeparatedTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "strays", b"strays", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "separated", b"separated", "strays", b"strays", "strays_of_asking_cell", b"strays_of_asking_cell", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1269,6 +1283,40 @@ class Stray(_message.Message):
 Global___Stray: _TypeAlias = Stray  # noqa: Y015
 
 @_typing.final
+class SeparatedTopic(_message.Message):
+    """A topic that is placed here, and names one in its settings that is placed elsewhere (rule C26)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SETTING_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    setting: _builtins.str
+    """The setting: `dead_letter`, or `source` of a view."""
+    other: _builtins.str
+    """The other topic."""
+    cell: _builtins.str
+    """The cell of the other topic."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        setting: _builtins.str = ...,
+        other: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "other", b"other", "setting", b"setting", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeparatedTopic: _TypeAlias = SeparatedTopic  # noqa: Y015
+
+@_typing.final
 class CellProblem(_message.Message):
     """Trouble with the placement of a cell."""
 
@@ -1286,6 +1334,8 @@ class CellProblem(_message.Message):
         """It has another placement, or none, or says that it is another cell."""
         KIND_UNREACHABLE: CellProblem._Kind.ValueType  # 2
         """None of its addresses answers."""
+        KIND_STRAYS: CellProblem._Kind.ValueType  # 3
+        """It has topics that are placed in the cell of this server."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """The kinds of trouble."""
@@ -1296,6 +1346,8 @@ class CellProblem(_message.Message):
     """It has another placement, or none, or says that it is another cell."""
     KIND_UNREACHABLE: CellProblem.Kind.ValueType  # 2
     """None of its addresses answers."""
+    KIND_STRAYS: CellProblem.Kind.ValueType  # 3
+    """It has topics that are placed in the cell of this server."""
 
     CELL_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int

@@ -48,7 +48,7 @@ PUBLIC = {
     "IncomingLink", "IndexStatus", "Instance", "InternalError", "InvalidArgument", "LinkTopic", "Load", "LoadFigures",
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
     "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PayloadForm", "PermissionDenied",
-    "CellProblem", "CellTrouble", "PlacedTopics", "Placement", "PlacementReloaded", "Stray",
+    "CellProblem", "CellTrouble", "PlacedTopics", "Placement", "PlacementReloaded", "SeparatedTopic", "Stray",
     "Pin", "Policy", "Prefer",
     "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",
     "AsyncLiveResult", "AsyncLiveView", "LiveResult", "LiveView",
