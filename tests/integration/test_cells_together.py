@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from sow_cli import command
 from sow_client import Client, Placement, SowError
@@ -162,6 +162,43 @@ def test_the_command_shows_cells(together: Together) -> None:
     assert (where["cell"], where["here"]) == ("b", False)
     (again,) = sow(address, "cells", "reload")
     assert (again["version"], again["changed"]) == (version, False)
+
+
+def test_a_reload_of_one_server_names_the_others_and_one_of_all_reaches_them(together: Together) -> None:
+    """Story: an operator ran it once, and the other cells went on with the file from before."""
+    version = together.clients["a"].placement().version + 1
+    address = together.addresses["a"][0]
+    for server in together.servers.values():
+        server.rewrite(together.text(version))
+
+    def reload(*more: str) -> Result:
+        return CliRunner().invoke(command.sow, ["--server", address, "cells", "reload", *more, "--format", "ndjson"])
+
+    one = reload()
+    assert (one.exit_code, json.loads(one.stdout)["version"]) == (0, version)
+    others = "; ".join(f"{cell} at {together.addresses[cell][0]} has version {version - 1}" for cell in "bc")
+    assert one.stderr.splitlines() == [
+        f"only one server has read its file: {others}",
+        f"to reload them all: sow --server {address} cells reload --all",
+    ]
+    every = reload("--all")
+    rows = [json.loads(line) for line in every.stdout.splitlines()]
+    assert [(row["cell"], row["version"], row["changed"], row.get("message")) for row in rows] == [
+        ("a", version, False, None),
+        ("b", version, True, None),
+        ("c", version, True, None),
+    ]
+    assert (every.exit_code, every.stderr) == (0, "")
+    assert reload().stderr == ""
+
+    for cell, text in (("a", together.text(version + 1)), ("c", "version = ")):
+        together.servers[cell].rewrite(text)
+    part = reload("--all")
+    told = [json.loads(line).get("message") for line in part.stdout.splitlines()]
+    assert part.exit_code == 1
+    assert told[:2] == [None, f"has version {version}"], "nobody has changed the file of b"
+    assert told[2].startswith("does not say (INVALID_ARGUMENT: the placement has a fault, and nothing was changed: ")
+    assert {client.placement().version for client in together.clients.values()} == {version, version + 1}
 
 
 def test_a_server_without_placement_has_an_empty_cell(tmp_path: Path) -> None:
