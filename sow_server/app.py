@@ -45,7 +45,7 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import declare_topics, placed_here
+from sow_server.declaring import CellStore, declare_topics, placed_here, tell_separated, use_placement
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
@@ -361,12 +361,14 @@ def _declare(store: Store, config: Config) -> tuple[Places | None, Prepared | No
     try:
         places = configured_places(config)
         prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
+        use_placement(store, places)
     except ConfigError as error:
         raise StartError(str(error)) from error
     if places is not None and prepared is not None:
         places.use(places.placement, prepared.held(places.cell))
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
     if places is not None:
+        tell_separated(store, places)
         store.commits.refuse_elsewhere(places.refusal)
     return places, prepared
 
@@ -388,7 +390,7 @@ def _cells(
         return None, []
     store = parts.store
     files = PreparedFile(config.server.data_dir, places.file)
-    cells = Cells(places, readers, access.authorizer, store.commits.moved, files, prepared)
+    cells = Cells(places, readers, access.authorizer, CellStore(store, config, places), files, prepared)
     cells.lacks = lambda probe, one: _lacks(probe, one.sources, one.held(places.cell), store.topics, links)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import grpc
 import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
-from sow_server.cells import Answer, Cells
+from sow_server.cells import Answer, Cells, Problem
 from sow_server.config import PlacementConfig
 from sow_server.dialling import credentials_of, open_channel
 from sow_server.engine.values.errors import StoreError
@@ -20,6 +20,8 @@ from sow_server.prepared import Prepared
 log = structlog.get_logger(__name__)
 
 WATCH_SECONDS: Final = 10
+AGAIN_SECONDS: Final = 0.2
+"""The first pause while a cell is in trouble; each further one is twice as long, up to `WATCH_SECONDS`."""
 ANSWER_SECONDS: Final = 3.0
 PREPARED_SECONDS: Final = 0.05
 """While a placement is prepared, the cells that its topics leave are asked so often: until they have answered, no cell
@@ -55,6 +57,8 @@ class CellWatch:
         self._now_micros = now_micros
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._room = asyncio.Semaphore(ASKED_AT_A_TIME)
+        self._pause = AGAIN_SECONDS
+        self._again: asyncio.TimerHandle | None = None
 
     async def look(self) -> None:
         """Asks every address once, and again if there was a reload meanwhile: the answers are from before it."""
@@ -69,8 +73,23 @@ class CellWatch:
                 break
         now = self._now_micros()
         self._cells.forget_others()
+        before = self._cells.problems.copy()
         for cell, servers in cells.items():
             self._cells.heard(cell, {address: answers[address] for address in servers}, now)
+        self._look_again(before)
+
+    def _look_again(self, before: Mapping[str, Problem]) -> None:
+        """Looks again before the next time, while there is trouble: mostly a cell is about to start, or to reload."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        problems = self._cells.problems
+        if not problems or problems.keys() - before.keys():
+            self._pause = AGAIN_SECONDS
+        if problems and self._pause < WATCH_SECONDS:
+            loop, look = asyncio.get_running_loop(), self._cells.look_soon
+            self._again = loop.call_later(self._pause, look)
+            self._pause *= 2
 
     async def await_prepared(self, links: Sources) -> None:
         """Takes each placement that is prepared into use, as soon as it may be (rule C16). Never ends."""
@@ -122,6 +141,8 @@ class CellWatch:
 
     async def close(self) -> None:
         """Closes the channels."""
+        if self._again is not None:
+            self._again.cancel()
         for channel in self._channels.values():
             await channel.close()
 
@@ -132,7 +153,8 @@ class CellWatch:
                 channel = self._channels[address] = open_channel(address, self._credentials, _OPTIONS)
             stub = admin_pb2_grpc.AdminServiceStub(channel)
             try:
-                found = await stub.GetPlacement(admin_pb2.GetPlacementRequest(), timeout=ANSWER_SECONDS)
+                request = admin_pb2.GetPlacementRequest(asking_cell=self._cells.places.cell)
+                found = await stub.GetPlacement(request, timeout=ANSWER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return Answer("", 0, "")  # an older server
@@ -141,4 +163,5 @@ class CellWatch:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 return "the address has left the placement"  # so the channel was closed
-        return Answer(found.cell[:MESSAGE_CHARACTERS_MAX], found.version, found.digest)
+        cell = found.cell[:MESSAGE_CHARACTERS_MAX]
+        return Answer(cell, found.version, found.digest, found.strays_of_asking_cell)

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -24,6 +25,7 @@ import structlog
 
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Placement, Places, load_placement, placement_of, replace_file
 from sow_server.prepared import Prepared, PreparedFile
@@ -52,6 +54,7 @@ class Trouble(enum.Enum):
 
     DIFFERS = 1
     UNREACHABLE = 2
+    STRAYS = 3
 
 
 class Problem(NamedTuple):
@@ -77,6 +80,28 @@ class Answer(NamedTuple):
     """"": it has none."""
     version: int
     digest: str
+    strays: int = 0
+    """Topics there that are placed in the cell of this server."""
+
+
+class Strays:
+    """Counts the topics here that are placed in other cells (rule C5). Everybody may ask for the count of a cell, so
+    it is made anew only once topics or the placement have changed."""
+
+    def __init__(self, topics: Topics, places: Places) -> None:
+        self._topics = topics
+        self._places = places
+        self._state: tuple[int, str] = -1, ""
+        self._counts: Counter[str] = Counter()
+
+    def count(self, cell: str) -> int:
+        """The topics here that are placed in a cell, which is not this one."""
+        state = self._topics.version, self._places.digest
+        if state != self._state:
+            homes = map(self._places.elsewhere, tuple(self._topics.by_name))
+            self._counts = Counter(home for home in homes if home is not None)
+            self._state = state
+        return self._counts[cell]
 
 
 def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -> tuple[Trouble, str] | None:
@@ -98,7 +123,24 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
     faults = [f"{address}: {answer}" for address, answer in answers.items() if isinstance(answer, str)]
     if len(faults) == len(answers):
         return Trouble.UNREACHABLE, "; ".join(faults)
+    for address, answer in answers.items():
+        if not isinstance(answer, str) and answer.strays:
+            topics = "1 topic that lives" if answer.strays == 1 else f"{answer.strays} topics that live"
+            return Trouble.STRAYS, f"{address} has {topics} in {places.cell}, the cell of this server"
     return None
+
+
+class CellStore(Protocol):
+    """The store of this server, as far as its placement goes."""
+
+    async def keep(self, placement: Placement) -> None:
+        """Remembers the placement that is about to be in force (rule C25). Raises StoreError."""
+
+    async def settled(self) -> None:
+        """Returns once what the writer has begun is committed. Raises StoreError."""
+
+    async def declare(self) -> None:
+        """Makes the topics of the configuration that have come to this cell."""
 
 
 class Calls(Protocol):
@@ -119,12 +161,11 @@ class Cells:
         places: Places,
         readers: Executor,
         calls: Calls,
-        settled: Callable[[], Awaitable[object]],
+        store: CellStore,
         prepared_file: PreparedFile,
         prepared: Prepared | None = None,
     ) -> None:
-        """`settled`: returns once what the writer has begun is committed. `prepared`: that of the file; `places` holds
-        its topics back."""
+        """`prepared`: that of the file; `places` holds its topics back."""
         self.places: Final = places
         self.told = Told(places.placement.version, places.digest)
         """The placement as other servers hear of it ([2])."""
@@ -140,7 +181,7 @@ class Cells:
         """Those that last, by cell."""
         self._readers = readers
         self._calls = calls
-        self._settled = settled
+        self._store = store
         self.look: Callable[[], Coroutine[Any, Any, None]] | None = None
         """Asks the other cells at once, as the reload of a placement is when they are most likely to differ."""
         self._looking: asyncio.Task[None] | None = None
@@ -185,7 +226,7 @@ class Cells:
             places = self.places
             with self._faults():
                 placement = await self._read(text)
-                self._look_soon()
+                self.look_soon()
                 before, changed = places.placement.version, placement.digest != places.digest
                 if changed:
                     self._check_newer(placement)
@@ -238,17 +279,20 @@ class Cells:
     async def _use(self, placement: Placement, held: Mapping[str, str] | None = None) -> int:
         """Takes a placement into use ([2]); returns the number of calls that ended. Raises StoreError."""
         places = self.places
+        await self._store.keep(placement)
         places.use(placement, held)
         prepared = self.prepared
         if prepared is not None and prepared.is_over(places):
             places.use(placement, _NOTHING_HELD)
             await self._forget_prepared()
         ended = self._calls.placement_changed()
-        await self._settled()
+        await self._store.declare()
+        await self._store.settled()
         self.told = Told(placement.version, places.digest)
         return ended
 
-    def _look_soon(self) -> None:
+    def look_soon(self) -> None:
+        """Asks the other cells now."""
         if self.look is not None:
             self._looking = asyncio.get_running_loop().create_task(self.look())
 

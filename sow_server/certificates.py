@@ -21,6 +21,8 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from sow_server.regular_files import read_regular
+
 log = structlog.get_logger(__name__)
 
 SOON: Final = timedelta(days=30)
@@ -207,7 +209,7 @@ def read_authorities(file: Path, now: datetime, *, key: str = "client_ca") -> Au
 def read_file(key: str, file: Path) -> bytes:
     """The bytes of a file. Raises CertificateFault."""
     try:
-        return file.read_bytes()
+        return read_regular(file)
     except OSError as error:
         raise CertificateFault(key, f"{file} cannot be read ({error.strerror or error})") from error
 

@@ -12,6 +12,7 @@ from sow_replication import ports
 from sow_replication.options import PeerOptions
 from sow_server.config import Config, PeerConfig, PlacementConfig
 from sow_server.config.kinds import is_loopback
+from sow_server.regular_files import read_regular
 
 KEEPALIVE_MS: Final = 10_000
 """A peer that is silent for this long is asked whether it is there."""
@@ -67,7 +68,7 @@ def credentials_of(peer: PeerConfig | PlacementConfig) -> grpc.ChannelCredential
     if peer.ca is None:
         return None
     return grpc.ssl_channel_credentials(
-        root_certificates=peer.ca.read_bytes(),
-        private_key=None if peer.key is None else peer.key.read_bytes(),
-        certificate_chain=None if peer.certificate is None else peer.certificate.read_bytes(),
+        root_certificates=read_regular(peer.ca),
+        private_key=None if peer.key is None else read_regular(peer.key),
+        certificate_chain=None if peer.certificate is None else read_regular(peer.certificate),
     )

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from sow_server.config import Config, ConfigError
 from sow_server.config.file import TableReader, parse_text, read_text
 from sow_server.config.kinds import INSTANCE_KIND, Address, Count, Pattern, Texts, ValueKind, quoted, split_address
 from sow_server.config.toml_places import TomlPlaces
-from sow_server.engine.catalog.topics import UNDELIVERED, check_name
+from sow_server.engine.catalog.topics import UNDELIVERED, Topic, check_name
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.patterns import matcher
 
@@ -156,6 +156,27 @@ class Places:
                 "placement_version": str(placement.version),
             },
         )
+
+
+class Separated(NamedTuple):
+    """A topic that is placed here, and needs one that is placed in another cell (rule C26)."""
+
+    topic: str
+    setting: str
+    """That names the other one."""
+    other: str
+    cell: str
+
+
+def separated(topics: Iterable[Topic], places: Places) -> Iterator[Separated]:
+    """Those of some topics."""
+    for topic in topics:
+        if places.elsewhere(topic.name) is not None:
+            continue
+        source = "" if topic.view is None else topic.view.source
+        for setting, other in (("dead_letter", topic.settings.dead_letter), ("source", source)):
+            if other and (cell := places.elsewhere(other)) is not None:
+                yield Separated(topic.name, setting, other, cell)
 
 
 def configured_places(config: Config) -> Places | None:

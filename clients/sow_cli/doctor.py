@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import ssl
 import time
@@ -31,6 +32,7 @@ from sow_client import (
     Instance,
     Placement,
     ReplicationStatus,
+    SeparatedTopic,
     SowError,
     Status,
     Stray,
@@ -533,8 +535,12 @@ def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
     for problem in found.problems:
         since = f"since {problem.since:%Y-%m-%d %H:%M:%S} UTC"
         if problem.kind == "DIFFERS":
-            advice = "give all servers the same placement file, and run sow cells reload at each"
+            advice = "give all servers the same placement file, and run sow cells reload --all"
             yield Finding("cells", "fault", f"the cell {problem.cell} differs {since}: {problem.message}", advice)
+        elif problem.kind == "STRAYS":
+            there = replace(session, server=",".join(found.cells[problem.cell])).command
+            said = f"the cell {problem.cell} has topics of this one {since}: {problem.message}"
+            yield Finding("cells", "warning", said, f"ask it which copy is newer: {there} doctor")
         else:
             said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
             yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
@@ -545,8 +551,10 @@ def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
         yield Finding("cells", "warning", said, advice)
     for stray in found.strays:
         servers = ",".join(found.cells[stray.cell])
-        yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell)
-    if not found.problems and not found.strays and found.prepared is None:
+        yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell, session.command)
+    for one in found.separated:
+        yield _separated(one, found.cell)
+    if not found.problems and not found.strays and not found.separated and found.prepared is None:
         yield Finding("cells", "ok", f"{display.counted(len(found.cells), 'cell')} have the same placement")
 
 
@@ -559,11 +567,23 @@ def _copy_at(session: Session, topic: str) -> Stray | str | None:
         return f"{error.reason}: {error.message}"
 
 
-def stray_finding(stray: Stray, other: Stray | str | None, cell: str) -> Finding:
-    """Checks which copy of a topic is newer: the one that is left in a cell, or that of the cell it is placed in."""
+def _separated(one: SeparatedTopic, cell: str) -> Finding:
+    """A topic that needs one of another cell."""
+    place = f"place {one.topic} and {one.other} in one cell"
+    if one.setting == "dead_letter":
+        said = f"the dead letters of {one.topic} go to {one.other}, which lives in the cell {one.cell}: they stay in "
+        said += f"{cell}, where nobody can read them"
+        return Finding("cells", "fault", said, f"{place}, or set another dead_letter")
+    said = f"the view {one.topic} has the source {one.other}, which lives in the cell {one.cell}"
+    return Finding("cells", "fault", f"{said}: nothing new comes into the view", place)
+
+
+def stray_finding(stray: Stray, other: Stray | str | None, cell: str, command: str) -> Finding:
+    """Checks which copy of a topic is newer: the one that is left in a cell, or that of the cell it is placed in.
+    `command`: the beginning of a command to the server that has the former."""
     begin = f"the topic {stray.topic} lives in the cell {stray.cell}, and {display.counted(stray.records, 'record')} "
     begin += f"of it are left in {cell}"
-    delete = f"sow topic delete {stray.topic} --here"
+    delete = f"{command} topic delete {shlex.quote(stray.topic)} --here"
     if isinstance(other, str):
         return Finding("cells", "warning", f"{begin}; {stray.cell} does not say what it has ({other})", "ask it later")
     if other is None:

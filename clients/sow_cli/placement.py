@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import click
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display
+from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, is_unanswered
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
-from sow_client import CellProblem, Placement
+from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, SowError
 
+T = TypeVar("T")
+
+_WAITS_SECONDS: Final = 3.0
+"""How long the other servers of a placement may take to be reached."""
+_ASKED_AT_A_TIME: Final = 16
 _NAMES = ("cell", "servers", "state", "since", "topics", "message")
 NO_CELLS = "this server has no placement: all topics live here"
 
@@ -28,7 +36,8 @@ def list_cells(session: Session, output: Output) -> None:
     """Show the cells of a name space: their addresses, their state, and the patterns of their topics.
 
     State and patterns need the action observe. `differs` is a cell with another placement, or with none; `unreachable`
-    one of which no address answers. The server asks every 10 s.
+    one of which no address answers; `strays` one that has topics of this one. The server asks every 10 s, and sooner
+    while there is trouble.
 
     \b
     Example:
@@ -106,26 +115,123 @@ def where(context: click.Context, output: Output, topic: str) -> None:
 
 
 @cells.command(short_help="Read the placement file again.")
+@click.option("--all", "everywhere", is_flag=True, help="At every server of every cell, and at this one first.")
 @output_option
-@click.pass_obj
-def reload(session: Session, output: Output) -> None:
+@click.pass_context
+def reload(context: click.Context, output: Output, everywhere: bool) -> None:
     """Make the server read its placement file again; of several addresses, only the one in use does. Nothing changes if
     the file has a fault, or another content without a higher version. Streams on topics that have gone end.
 
+    Servers that have another placement then are named. With --all each server that the placement of this one names
+    reads its own file, the servers of this cell first: so ask the cell that topics leave. The exit code is 1 if one of
+    them refuses or has another placement then, and 3 if one only does not answer.
+
     \b
-    Example:
+    Examples:
       sow cells reload
+      sow --server 10.0.0.1:7450 cells reload --all
     """
+    session: Session = context.obj
     with session.client() as client:
         done = client.reload_placement()
-    output.one(
-        [
-            Fact("version", done.version, str(done.version)),
-            Fact("changed", done.changed, "yes" if done.changed else "no"),
-            Fact("ended_calls", done.ended_calls, display.count(done.ended_calls)),
-            Fact("digest", done.digest, done.digest),
-        ]
-    )
+        found = client.placement()
+        used = client.describe_instance().address if everywhere else ""
+    if not everywhere:
+        output.one(
+            [
+                Fact("version", done.version, str(done.version)),
+                Fact("changed", done.changed, "yes" if done.changed else "no"),
+                Fact("ended_calls", done.ended_calls, display.count(done.ended_calls)),
+                Fact("digest", done.digest, done.digest),
+            ]
+        )
+        _tell_others(session, found)
+        return
+    here = [(found.cell, server) for server in found.cells[found.cell] if server != used]
+    others = [(cell, server) for cell, servers in found.cells.items() if cell != found.cell for server in servers]
+    read = [_Answer(found.cell, used, done)] if used in found.cells[found.cell] else []
+    read += _at_each(session, here, Client.reload_placement)
+    read += _at_each(session, others, Client.reload_placement)
+    output.many([_reloaded(one, done) for one in read], names=_RELOADED, nothing="")
+    answers = [one.answer for one in read]
+    if any(isinstance(answer, PlacementReloaded) and answer.digest != done.digest for answer in answers):
+        context.exit(SERVER_SAID_NO)
+    faults = [answer for answer in answers if isinstance(answer, SowError)]
+    if faults:
+        context.exit(NOT_REACHABLE if all(map(is_unanswered, faults)) else SERVER_SAID_NO)
+
+
+_RELOADED = ("cell", "server", "version", "changed", "ended_calls", "message")
+
+
+class _Answer(NamedTuple, Generic[T]):
+    cell: str
+    server: str
+    answer: T | SowError
+
+
+def _at_each(session: Session, servers: Sequence[tuple[str, str]], ask: Callable[[Client], T]) -> list[_Answer[T]]:
+    """The answers of servers that the placement names, in order. Each gets the credentials of the caller (rule C11)."""
+
+    def one(place: tuple[str, str]) -> _Answer[T]:
+        cell, server = place
+        try:
+            with replace(session, server=server, waits=_WAITS_SECONDS).client() as client:
+                return _Answer(cell, server, ask(client))
+        except SowError as error:
+            return _Answer(cell, server, error)
+        except click.UsageError as error:  # such as a token that may not go there in plain text
+            return _Answer(cell, server, InvalidArgument(error.message, reason="INVALID_ARGUMENT"))
+
+    from concurrent.futures import ThreadPoolExecutor  # the other commands need none
+
+    with ThreadPoolExecutor(_ASKED_AT_A_TIME) as threads:
+        return list(threads.map(one, servers))
+
+
+def _tell_others(session: Session, found: Placement) -> None:
+    """Tells which servers have another placement than the one that was reloaded."""
+    servers = [(cell, server) for cell, servers in found.cells.items() for server in servers]
+    others = [
+        f"{one.cell} at {one.server} {told}"
+        for one in _at_each(session, servers, Client.placement)
+        if (told := _difference(one.answer, found))
+    ]
+    if others:
+        note("only one server has read its file: " + "; ".join(map(display.safe, others)))
+        note(f"to reload them all: {session.command} cells reload --all")
+
+
+def _difference(answer: Placement | PlacementReloaded | SowError, wanted: Placement | PlacementReloaded) -> str:
+    """The difference between the placement of a server and the one that it ought to have; "": there is none."""
+    if isinstance(answer, SowError):
+        return f"does not say ({answer.reason}: {answer.message})"
+    if answer.digest == wanted.digest:
+        return ""
+    if not answer.digest:
+        return "has no placement"
+    if answer.version == wanted.version:
+        return f"has another content of version {answer.version}"
+    return f"has version {answer.version}"
+
+
+def _reloaded(one: _Answer[PlacementReloaded], wanted: PlacementReloaded) -> list[Fact]:
+    done = None if isinstance(one.answer, SowError) else one.answer
+    difference = _difference(one.answer, wanted)
+    return [
+        Fact("cell", one.cell, one.cell),
+        Fact("server", one.server, one.server),
+        Fact("version", None if done is None else done.version, "" if done is None else str(done.version)),
+        Fact(
+            "changed", None if done is None else done.changed, "" if done is None else "yes" if done.changed else "no"
+        ),
+        Fact(
+            "ended_calls",
+            None if done is None else done.ended_calls,
+            "" if done is None else display.count(done.ended_calls),
+        ),
+        Fact("message", difference or None, display.safe(difference)),
+    ]
 
 
 @cells.command(short_help="Move topics with their records to another cell.")

@@ -48,6 +48,7 @@ from sow_client._placement import (
     Placement,
     PlacementReloaded,
     PreparedPlacement,
+    SeparatedTopic,
     Stray,
 )
 from sow_client._publish_core import Ack, OpenedPublisher
@@ -289,6 +290,7 @@ __all__ = [
     "Restamped",
     "ResyncRequired",
     "Rewound",
+    "SeparatedTopic",
     "SowError",
     "Status",
     "Stray",

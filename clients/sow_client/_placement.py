@@ -10,11 +10,12 @@ from typing import Final, Literal, TypeAlias
 from sow.v1 import admin_pb2
 from sow_client._records import datetime_of
 
-CellTrouble: TypeAlias = Literal["DIFFERS", "UNREACHABLE"]
+CellTrouble: TypeAlias = Literal["DIFFERS", "UNREACHABLE", "STRAYS"]
 """The kinds of trouble with the placement of a cell."""
 _TROUBLE: Final[Mapping[int, CellTrouble]] = {
     admin_pb2.CellProblem.KIND_DIFFERS: "DIFFERS",
     admin_pb2.CellProblem.KIND_UNREACHABLE: "UNREACHABLE",
+    admin_pb2.CellProblem.KIND_STRAYS: "STRAYS",
 }
 
 
@@ -38,6 +39,18 @@ class Stray:
     """Its live records in the cell that was asked."""
     last_change: datetime | None
     """The time of its last change there; None: its journal does not tell it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeparatedTopic:
+    """A topic in the cell of the server that needs one of another cell. Rule: C26."""
+
+    topic: str
+    setting: str
+    """The setting that names the other topic: `dead_letter`, or `source` of a view."""
+    other: str
+    cell: str
+    """The cell of the other topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +102,8 @@ class Placement:
     """The placement that waits there; None: none does."""
     text: str = field(default="", repr=False)
     """That of the placement file. For callers with `operator` alone."""
+    separated: tuple[SeparatedTopic, ...] = ()
+    """Topics of this cell that need a topic of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,7 @@ def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
         _stray(message.copy) if message.HasField("copy") else None,
         _prepared(message.prepared) if message.HasField("prepared") else None,
         message.text,
+        tuple(SeparatedTopic(one.topic, one.setting, one.other, one.cell) for one in message.separated),
     )
 
 

@@ -187,13 +187,13 @@ assert {limit.name for limit in fields(_LimitsForm)} == {limit.name for limit in
 
 def load_access(path: Path) -> AccessFile:
     """The access file at a path. Raises ConfigError naming the table and the key, also if other users may read it."""
+    tables = parse_toml(path)
     try:
         check_private_file(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    tables = parse_toml(path)
     return _File(path, TomlPlaces(path), tables).read()
 
 

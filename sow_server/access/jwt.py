@@ -31,6 +31,7 @@ from sow_server.access.credentials import (
     unauthenticated,
 )
 from sow_server.config import JwtConfig
+from sow_server.regular_files import read_regular
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +103,7 @@ class Jwts:
             stamp = (state.st_mtime_ns, state.st_ino, state.st_size)
             if stamp == self._stamp:
                 return
-            found = _keys_in(path.read_text(encoding="utf-8"))
+            found = _keys_in(read_regular(path).decode())
             keys = {key.key_id or "": key for key in found if key.key_type in _ALGORITHMS}
             prints = {name: _print(key) for name, key in keys.items()}
         except (OSError, *_FAULTS) as error:

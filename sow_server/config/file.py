@@ -73,6 +73,7 @@ from sow_server.engine.values.model import (
 )
 from sow_server.engine.values.policies import Declared, check_limits_and_values, resolve_topic, tidy
 from sow_server.engine.values.views import ViewDefinition
+from sow_server.regular_files import read_regular
 from sow_server.revocations import read_revocations
 
 T = TypeVar("T")
@@ -110,7 +111,9 @@ def load(
     """The configuration of a file, with the variables of the environment and then the overrides applied. Without a
     file: the defaults, with dynamic topics. Raises ConfigError."""
     overrides = overrides or Overrides()
-    tables: dict[str, object] = {"server": {"dynamic_topics": True}} if path is None else parse_toml(path)
+    tables: dict[str, object] = {"server": {"dynamic_topics": True}}
+    if path is not None:
+        tables = parse_toml(path, pipe=overrides.cell is None)  # of several cells, each one reads it
     given = {} if path is None else dict.fromkeys(_places(tables), "file")
     variables = apply_environment(environment, tables)
     source, folder = ("default configuration", Path.cwd()) if path is None else (str(path), path.absolute().parent)
@@ -173,14 +176,15 @@ def check_accepted(config: Config, name: str) -> None:
     check_relations(reader.error, dataclasses.replace(config, replication=replication))
 
 
-def parse_toml(path: Path) -> dict[str, object]:
-    return parse_text(path, read_text(path))
+def parse_toml(path: Path, *, pipe: bool = False) -> dict[str, object]:
+    """The tables of a file. `pipe`: it may be one, as it is read once. Raises ConfigError."""
+    return parse_text(path, read_text(path, pipe=pipe))
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises ConfigError."""
+def read_text(path: Path, *, pipe: bool = False) -> str:
+    """The text of a file. `pipe`: as of `parse_toml`. Raises ConfigError."""
     try:
-        return path.read_bytes().decode()
+        return (path.read_bytes() if pipe and path.is_fifo() else read_regular(path)).decode()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:

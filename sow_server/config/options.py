@@ -12,6 +12,7 @@ from sow_server.engine.replicas import PeerSettings, ReplicaOptions
 from sow_server.engine.store import StoreOptions
 from sow_server.engine.values.clock import ClockOptions
 from sow_server.engine.values.database import RocksOptions
+from sow_server.regular_files import read_regular
 
 
 def store_options(config: Config) -> StoreOptions:
@@ -91,7 +92,7 @@ def metrics_token(metrics: MetricsConfig) -> str:
 
 def token_in(file: Path) -> str:
     """The token that a file holds. Raises OSError."""
-    return file.read_bytes().decode(errors="replace").strip()
+    return read_regular(file).decode(errors="replace").strip()
 
 
 def peer_tokens(config: Config) -> dict[str, str]:

@@ -23,7 +23,7 @@ import structlog
 
 from sow_server.engine.disk import backups
 from sow_server.engine.disk.claim import DirectoryClaim
-from sow_server.engine.disk.layout import ACCEPTED_KEY, CLOCK_KEY, FORMAT_KEY, INSTANCE_KEY
+from sow_server.engine.disk.layout import ACCEPTED_KEY, CLOCK_KEY, FORMAT_KEY, INSTANCE_KEY, PLACEMENT_KEY
 from sow_server.engine.disk.mark import MARK, Differs, LogsMissing, Mark, Marker, check
 from sow_server.engine.disk.mark import load as load_mark
 from sow_server.engine.disk.mark import save as save_mark
@@ -322,6 +322,8 @@ def _restore(rocks: Rocks, path: Path, *, authoritative: bool) -> None:
     instance = _instance_row(rocks) | _new_identity() | {"authoritative": authoritative}
     batch = Batch()
     batch.puts[META][INSTANCE_KEY] = json.dumps(instance).encode()
+    if not authoritative:
+        batch.deletes[META].append(PLACEMENT_KEY)  # it need not be of a cell, to have a look at it
     rocks.write_waiting(batch)
     rocks.sync()
     backups.taken(path)

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from sow_server.engine.disk.layout import (
     CLOCK_KEY,
     MADE_ORDER,
     PASSED_ON_KEY,
+    PLACEMENT_KEY,
     PUBLISHER_KEY,
     passed_on_prefix,
     passed_on_topic,
@@ -62,6 +64,15 @@ class Disk(NamedTuple):
 
     free: int
     size: int
+
+
+class KeptPlacement(NamedTuple):
+    """The placement of cells that was in force last (rule C25)."""
+
+    version: int
+    digest: str
+    cells: int
+    """Their number."""
 
 
 class Upkeep:
@@ -123,6 +134,17 @@ class Upkeep:
     def mark_clock(self) -> None:
         """Persists the clock's high-water mark (rule L15)."""
         self._commits.run_quietly(MarkClock())
+
+    # -- the placement of cells -------------------------------------------------------------------------------------
+
+    def placement(self) -> KeptPlacement | None:
+        """The placement that was in force last; None: there was none."""
+        row = self._rocks.get(META, PLACEMENT_KEY)
+        return None if row is None else KeptPlacement(**json.loads(row))
+
+    def keep_placement(self, placement: KeptPlacement | None) -> Pending[None]:
+        """Remembers the placement that is in force from now on; None: there is none any more."""
+        return self._commits.run(_KeepPlacement(placement))
 
     # -- the mark outside of the database ---------------------------------------------------------------------------
 
@@ -358,6 +380,23 @@ class ForgetPublishers:
         for publisher_id in self._idle:
             self._cache.forget(publisher_id)
         return self._following
+
+
+class _KeepPlacement:
+    """The step that writes the placement that is in force."""
+
+    def __init__(self, placement: KeptPlacement | None) -> None:
+        self._placement = placement
+
+    def stage(self, draft: Draft) -> None:
+        """Stages the row."""
+        if self._placement is None:
+            draft.batch.deletes[META].append(PLACEMENT_KEY)
+        else:
+            draft.batch.puts[META][PLACEMENT_KEY] = json.dumps(self._placement._asdict()).encode()
+
+    def committed(self) -> None:
+        """Has no effects."""
 
 
 class MarkClock:

@@ -11,11 +11,11 @@ from typing import Final
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
-from sow_server.cells import NO_PLACEMENT, Cells, Reloaded
+from sow_server.cells import NO_PLACEMENT, Cells, Reloaded, Strays
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.placement import Places
+from sow_server.placement import Places, separated
 from sow_server.prepared import SOURCES_MAX, TOPICS_MAX
 from sow_server.services.wire import convert
 
@@ -31,6 +31,7 @@ class PlacementService:
         self._reading = reading
         self._cells = cells
         self._readers = readers
+        self._strays = None if cells is None else Strays(reading.topics, cells.places)
 
     async def GetPlacement(self, request: admin_pb2.GetPlacementRequest, call: Call) -> admin_pb2.GetPlacementResponse:
         cells = self._cells
@@ -38,8 +39,15 @@ class PlacementService:
             return admin_pb2.GetPlacementResponse()
         places = cells.places
         placement = places.placement
+        asking = request.asking_cell
         version, digest = cells.told
-        response = admin_pb2.GetPlacementResponse(cell=places.cell, version=version, digest=digest)
+        response = admin_pb2.GetPlacementResponse(
+            cell=places.cell,
+            version=version,
+            digest=digest,
+            # Topics come to a wrong cell by operators alone, so their number tells nothing of other callers.
+            strays_of_asking_cell=self._strays.count(asking) if self._strays is not None and asking else 0,
+        )
         if not (call.unrestricted or call.owner):
             return response
         response.cells.extend(
@@ -72,6 +80,13 @@ class PlacementService:
         if topic is not None:
             (copy,) = await run(self._readers, self._described, places, [topic])
             response.copy.CopyFrom(copy)
+        response.separated.extend(
+            [
+                admin_pb2.SeparatedTopic(topic=one.topic, setting=one.setting, other=one.other, cell=one.cell)
+                for one in separated(call.topics(), places)
+                if call.sees(one.other)
+            ]
+        )
         response.problems.extend(
             [
                 admin_pb2.CellProblem(

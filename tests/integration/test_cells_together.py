@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from sow_cli import command
 from sow_client import Client, Placement, SowError
@@ -44,7 +44,7 @@ class Together:
 
             def even(cell: str = cell, client: Client = client) -> bool:
                 client.reload_placement()  # it looks at the others at once
-                return self.problems(cell) == {}
+                return set(self.problems(cell).values()) <= {"STRAYS"}
 
             until(even, 30, f"{cell} sees that all are even")
 
@@ -64,8 +64,11 @@ def test_a_difference_is_told_at_both_and_a_cell_that_is_away_by_name(together: 
     until(lambda: together.problems(a) == {"b": "DIFFERS", "c": "UNREACHABLE"}, 30, "a sees that b has version 1")
     together.reload(together.text(3), [b])
     until(lambda: together.problems(b) == {"a": "DIFFERS", "c": "UNREACHABLE"}, 30, "b sees that a has version 2")
-    (found,) = [one for one in together.clients[b].placement().problems if one.cell == a]
-    assert found.message == f"{together.addresses[a][0]} has version 2, here it is 3"
+
+    def told_by_b() -> list[str]:
+        return [one.message for one in together.clients[b].placement().problems if one.cell == a]
+
+    until(lambda: told_by_b() == [f"{together.addresses[a][0]} has version 2, here it is 3"], 30, "the versions")
     told = [event for event in together.servers[a].events("cell_in_trouble") if event["cell"] == b]
     assert told[-1]["trouble"] == "DIFFERS"
 
@@ -104,12 +107,20 @@ def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Tog
     assert len(findings) == 1
     assert "the topic moved lives in the cell b, and 1 record of it are left in a" in findings[0]["found"]
     assert "the copy there is newer" in findings[0]["found"]
-    assert findings[0]["advice"] == "sow topic delete moved --here"
+    server = together.addresses["a"][0]
+    assert findings[0]["advice"] == f"sow --server {server} topic delete moved --here"
+    until(lambda: together.problems("b") == {"a": "STRAYS"}, 30, "b hears that a has a topic of it")
+    (problem,) = new.placement().problems
+    assert problem.message == f"{server} has 1 topic that live in b, the cell of this server".replace("live", "lives")
+    assert together.problems("c") == {}, "it is no matter of a third cell"
+    (told,) = doctor(together, "b")
+    assert told["advice"] == f"ask it which copy is newer: sow --server {server} doctor"
 
     (status,) = sow(together.addresses["a"][0], "status")
     assert (status["cell"], status["stray_topics"]) == ("a", 1)
     sow(together.addresses["a"][0], "topic", "delete", "moved", "--here", "--force")
     assert not old.placement().strays
+    until(lambda: together.problems("b") == {}, 30, "b hears that there is none any more")
     assert [one["level"] for one in doctor(together, "a")] == ["ok"]
 
 
@@ -136,7 +147,7 @@ def test_a_newer_copy_at_the_wrong_cell_is_a_fault(together: Together) -> None:
     a.create_topic("torn", key=["/id"])
     a.publish("torn", {"id": 2})
     together.settle(together.text(version + 3, ("torn", "b")))
-    (finding,) = doctor(together, "a")
+    (finding,) = [finding for finding in doctor(together, "a") if "the topic torn" in finding["found"]]
     assert (finding["level"], "the copy here is newer" in finding["found"]) == ("fault", True)
 
 
@@ -151,6 +162,43 @@ def test_the_command_shows_cells(together: Together) -> None:
     assert (where["cell"], where["here"]) == ("b", False)
     (again,) = sow(address, "cells", "reload")
     assert (again["version"], again["changed"]) == (version, False)
+
+
+def test_a_reload_of_one_server_names_the_others_and_one_of_all_reaches_them(together: Together) -> None:
+    """Story: an operator ran it once, and the other cells went on with the file from before."""
+    version = together.clients["a"].placement().version + 1
+    address = together.addresses["a"][0]
+    for server in together.servers.values():
+        server.rewrite(together.text(version))
+
+    def reload(*more: str) -> Result:
+        return CliRunner().invoke(command.sow, ["--server", address, "cells", "reload", *more, "--format", "ndjson"])
+
+    one = reload()
+    assert (one.exit_code, json.loads(one.stdout)["version"]) == (0, version)
+    others = "; ".join(f"{cell} at {together.addresses[cell][0]} has version {version - 1}" for cell in "bc")
+    assert one.stderr.splitlines() == [
+        f"only one server has read its file: {others}",
+        f"to reload them all: sow --server {address} cells reload --all",
+    ]
+    every = reload("--all")
+    rows = [json.loads(line) for line in every.stdout.splitlines()]
+    assert [(row["cell"], row["version"], row["changed"], row.get("message")) for row in rows] == [
+        ("a", version, False, None),
+        ("b", version, True, None),
+        ("c", version, True, None),
+    ]
+    assert (every.exit_code, every.stderr) == (0, "")
+    assert reload().stderr == ""
+
+    for cell, text in (("a", together.text(version + 1)), ("c", "version = ")):
+        together.servers[cell].rewrite(text)
+    part = reload("--all")
+    told = [json.loads(line).get("message") for line in part.stdout.splitlines()]
+    assert part.exit_code == 1
+    assert told[:2] == [None, f"has version {version}"], "nobody has changed the file of b"
+    assert told[2].startswith("does not say (INVALID_ARGUMENT: the placement has a fault, and nothing was changed: ")
+    assert {client.placement().version for client in together.clients.values()} == {version, version + 1}
 
 
 def test_a_server_without_placement_has_an_empty_cell(tmp_path: Path) -> None:
@@ -168,3 +216,31 @@ def test_a_dead_letter_without_a_target_stays_in_its_cell(tmp_path: Path) -> Non
         until(lambda: client.count("_undelivered") == 1, 30, "the letter")
         assert {"orders", "_undelivered"} <= {topic.name for topic in client.topics()}
         assert client.placement().strays == ()
+
+
+def test_letters_whose_target_has_gone_stay_here_and_that_is_told(tmp_path: Path) -> None:
+    with CellServer(tmp_path, "a", placement(1)) as server, server.client() as client:
+        client.create_topic("letters")
+        client.create_topic("orders", key=["/id"], expiration="enabled", dead_letter="letters")
+        server.rewrite(placement(2, ("letters", "b")))
+        client.reload_placement()
+        client.publish("orders", {"id": 1}, ttl="1ms")
+        until(
+            lambda: [stray.records for stray in client.placement().strays] == [1], 30, "the letter, which is not lost"
+        )
+        (told,) = server.events("topics_separated")
+        assert (told["topic"], told["setting"], told["other"], told["cell"]) == (
+            "orders",
+            "dead_letter",
+            "letters",
+            "b",
+        )
+        findings = [str(row["found"]) for row in sow(server.address, "doctor") if row["level"] == "fault"]
+        said = "the dead letters of orders go to letters, which lives in the cell b: they stay in a, where nobody can"
+        assert f"{said} read them" in findings
+        (seen,) = client.placement().separated
+        assert (seen.topic, seen.other, seen.cell) == ("orders", "letters", "b")
+        server.rewrite(placement(3))
+        client.reload_placement()
+        assert client.placement().separated == ()
+        assert client.count("letters") == 1

@@ -40,8 +40,11 @@ WITHOUT_TROUBLE: Final = {
     "Links that do not come up A",
     "Dead letters a second A",
     "Changes discarded a second A",
+    "Cells in trouble A",
+    "Topics in a wrong cell A",
+    "Version of the placement A",
 }
-"""Panels that show nothing while nothing is wrong, or nothing is discarded."""
+"""Panels that show nothing while nothing is wrong, or nothing is discarded; and those of cells, as there are none."""
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -243,7 +246,7 @@ def test_each_panel_and_each_alert_is_a_query_that_prometheus_answers(site: Site
 
 def _filled(query: str) -> str:
     """A query of the dashboard, with what Grafana puts in for its variables."""
-    for name, value in (("$instance", ".*"), ("$topic", ".*"), ("$__rate_interval", "10s")):
+    for name, value in (("$cell", ".*"), ("$instance", ".*"), ("$topic", ".*"), ("$__rate_interval", "10s")):
         query = query.replace(name, value)
     assert "$" not in query
     return query

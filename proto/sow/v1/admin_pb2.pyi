@@ -1103,16 +1103,20 @@ class GetPlacementRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    ASKING_CELL_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """A topic, which need not exist: the answer tells its cell. Empty: none."""
+    asking_cell: _builtins.str
+    """The cell of the server that asks: the answer has the number of strays that are placed there. Empty: a client asks."""
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        asking_cell: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asking_cell", b"asking_cell", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1136,6 +1140,8 @@ class GetPlacementResponse(_message.Message):
     COPY_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
+    STRAYS_OF_ASKING_CELL_FIELD_NUMBER: _builtins.int
+    SEPARATED_FIELD_NUMBER: _builtins.int
     cell: _builtins.str
     """The cell of this server, from `[placement] cell`. Empty: this server has no placement, and the rest is empty, too."""
     version: _builtins.int
@@ -1148,6 +1154,8 @@ class GetPlacementResponse(_message.Message):
     """The cell of topics that no pattern names. Only with the permission observe, as all that follows."""
     text: _builtins.str
     """The text of the placement file as it was taken into use. Only with the permission operator."""
+    strays_of_asking_cell: _builtins.int
+    """The number of topics that exist here and are placed in the cell that asks. For everybody."""
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cell]:
         """All cells, by name. Only for an identity."""
@@ -1172,6 +1180,10 @@ class GetPlacementResponse(_message.Message):
     def prepared(self) -> Global___PreparedPlacement:
         """A placement that waits here until another cell has it (rule C16). Unset: there is none."""
 
+    @_builtins.property
+    def separated(self) -> _containers.RepeatedCompositeFieldContainer[Global___SeparatedTopic]:
+        """Topics that are placed here, and need a topic that is placed in another cell."""
+
     def __init__(
         self,
         *,
@@ -1187,10 +1199,12 @@ class GetPlacementResponse(_message.Message):
         copy: Global___Stray | None = ...,
         text: _builtins.str = ...,
         prepared: Global___PreparedPlacement | None = ...,
+        strays_of_asking_cell: _builtins.int = ...,
+        separated: _abc.Iterable[Global___SeparatedTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "prepared", b"prepared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "prepared", b"prepared", "problems", b"problems", "strays", b"strays", "text", b"text", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "prepared", b"prepared", "problems", b"problems", "separated", b"separated", "strays", b"strays", "strays_of_asking_cell", b"strays_of_asking_cell", "text", b"text", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1325,6 +1339,40 @@ class Stray(_message.Message):
 Global___Stray: _TypeAlias = Stray  # noqa: Y015
 
 @_typing.final
+class SeparatedTopic(_message.Message):
+    """A topic that is placed here, and names one in its settings that is placed elsewhere (rule C26)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    SETTING_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    CELL_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    setting: _builtins.str
+    """The setting: `dead_letter`, or `source` of a view."""
+    other: _builtins.str
+    """The other topic."""
+    cell: _builtins.str
+    """The cell of the other topic."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        setting: _builtins.str = ...,
+        other: _builtins.str = ...,
+        cell: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "other", b"other", "setting", b"setting", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeparatedTopic: _TypeAlias = SeparatedTopic  # noqa: Y015
+
+@_typing.final
 class CellProblem(_message.Message):
     """Trouble with the placement of a cell."""
 
@@ -1342,6 +1390,8 @@ class CellProblem(_message.Message):
         """It has another placement, or none, or says that it is another cell."""
         KIND_UNREACHABLE: CellProblem._Kind.ValueType  # 2
         """None of its addresses answers."""
+        KIND_STRAYS: CellProblem._Kind.ValueType  # 3
+        """It has topics that are placed in the cell of this server."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """The kinds of trouble."""
@@ -1352,6 +1402,8 @@ class CellProblem(_message.Message):
     """It has another placement, or none, or says that it is another cell."""
     KIND_UNREACHABLE: CellProblem.Kind.ValueType  # 2
     """None of its addresses answers."""
+    KIND_STRAYS: CellProblem.Kind.ValueType  # 3
+    """It has topics that are placed in the cell of this server."""
 
     CELL_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int

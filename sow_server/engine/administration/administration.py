@@ -44,7 +44,8 @@ class Administration:
         self, name: str, declared: Declared, *, in_config: bool = False, view: ViewDefinition | None = None
     ) -> Pending[Topic]:
         """Creates a topic that declares these settings, or a view (rule V1). TOPIC_NAME_INVALID, TOPIC_EXISTS,
-        INVALID_ARGUMENT; for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID."""
+        INVALID_ARGUMENT; for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID. TOPIC_ELSEWHERE, as every
+        change of a topic."""
         return self._creation.create(name, declared, in_config=in_config, view=view)
 
     def alter_topic(
@@ -58,7 +59,8 @@ class Administration:
         """Changes the declared settings of a topic; stamps never change (rule L12). Disabling expiration first expires
         the overdue records, in the same commit. SET_IN_CONFIG unless `in_config`, TOPIC_NOT_FOUND, TOPIC_NOT_EMPTY,
         INVALID_ARGUMENT; TOPIC_HAS_VIEWS with those of the views that `sees` is true for, by their names."""
-        return self._commits.run_in_rounds(AlterTopic(self._parts, name, change, in_config=in_config, sees=sees))
+        step = AlterTopic(self._parts, name, change, in_config=in_config, sees=sees)
+        return self._commits.run_in_rounds(step, topic=name)
 
     def release_topic(self, name: str) -> Pending[Topic]:
         """A topic that has left the configuration file stays, as if an administrator had created it (rule K1)."""
@@ -70,15 +72,17 @@ class Administration:
         *,
         force: bool = False,
         in_config: bool = False,
+        stray: bool = False,
         sees: Callable[[str], bool] = everything,
     ) -> Pending[int]:
         """Deletes a topic with its records, indexes and journal; answers how many live records it had. PEER_BEHIND
-        unless `force` (rule T5); SET_IN_CONFIG unless `in_config`; TOPIC_HAS_VIEWS as `alter_topic`."""
+        unless `force` (rule T5); SET_IN_CONFIG unless `in_config`; TOPIC_HAS_VIEWS as `alter_topic`; TOPIC_ELSEWHERE
+        unless it is a `stray` (rule C5)."""
         # Overdue records would have their dead letters by now, had the sweep been a moment faster.
         found = self._parts.core.topics.by_name.get(name)
         sweep_first = found is not None and bool(found.settings.dead_letter)
         step = DeleteTopic(self._parts, name, force=force, in_config=in_config, sees=sees)
-        return self._commits.run(step, sweep_first=sweep_first)
+        return self._commits.run(step, sweep_first=sweep_first, topic="" if stray else name)
 
     def delete_unused(self, topic: Topic, is_unused: Callable[[Topic, int], bool]) -> Pending[bool]:
         """Deletes a topic if nobody uses it when the writer comes to it: `is_unused` says so, of the topic and that

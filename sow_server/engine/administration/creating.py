@@ -51,11 +51,12 @@ class TopicCreation:
         for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID."""
         # The file says itself which of its topics expire, so that it means the same with every release.
         expiring = not in_config and view is None
-        return self._commits.run(CreateTopic(self, name, Declaration(declared, in_config, expiring, view)))
+        step = CreateTopic(self, name, Declaration(declared, in_config, expiring, view))
+        return self._commits.run(step, topic=name)
 
     def create_dynamic(self, name: str) -> Pending[Topic]:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""
-        return self._commits.run(self.dynamic_step(name))
+        return self._commits.run(self.dynamic_step(name), topic=name)
 
     def dynamic_step(self, name: str) -> CreateTopic:
         """The step by which the first publish to a topic creates it."""

@@ -53,13 +53,14 @@ class Commits:
         size: int = 0,
         sync: bool = True,
         caller: str | None = None,
+        topic: str = "",
     ) -> Pending[T]:
-        """Queues a step; its answer comes once it is on disk. Raises StoreError. `caller`: as `QueuedStep`.
+        """Queues a step; its answer comes once it is on disk. Raises StoreError. `caller`, `topic`: as `QueuedStep`.
 
         `sweep_first`: overdue records are expired before, in separate commits. A step with a `size` counts for the
         bounds of the queue like a publish of so many bytes. Without `sync` it is as durable as a BUFFERED publish.
         """
-        queued = QueuedStep(step, sweep_first=sweep_first, size=size, sync=sync, caller=caller)
+        queued = QueuedStep(step, sweep_first=sweep_first, size=size, sync=sync, caller=caller, topic=topic)
         self._submit(queued)
         return queued.pending
 
@@ -72,7 +73,13 @@ class Commits:
             return Pending()
 
     def run_in_rounds(
-        self, step: StepInRounds[T], *, sweep_first: bool = True, sync: bool = True, caller: str | None = None
+        self,
+        step: StepInRounds[T],
+        *,
+        sweep_first: bool = True,
+        sync: bool = True,
+        caller: str | None = None,
+        topic: str = "",
     ) -> Pending[T]:
         """Queues a step that may need commits before its own. Other items get their turn between the rounds. Raises
         StoreError when the first round cannot be queued. The rest: as `run`, for each round."""
@@ -90,20 +97,23 @@ class Commits:
                 whole.settle(error)
 
         def run_round() -> None:
-            self.run(one_round, sweep_first=sweep_first, sync=sync, caller=for_whom).then(round_done)
+            queued = self.run(one_round, sweep_first=sweep_first, sync=sync, caller=for_whom, topic=topic)
+            queued.then(round_done)
 
         run_round()
         return whole
 
     def refuse_elsewhere(self, refusal: Callable[[str], StoreError | None]) -> None:
         """From now on, requests for topics are refused for which `refusal`, called by the writer's thread, says why.
-        Before the writer starts. After a change of what it says, and `moved`, none of the others is under way."""
+        So are steps that name such a topic. Before the writer starts. After a change of what it says, and `moved`, none
+        of the others is under way."""
         self._writer.elsewhere = refusal
 
     def moved(self) -> Pending[None]:
         """Answered once no request for a topic that lives elsewhere is under way: those that had begun are on disk.
         Raises StoreError."""
-        return self.run_in_rounds(Moved(self._writer), sweep_first=False)
+        # Behind all changes of durables that have been queued, as these are of the same caller and name no topic.
+        return self.run_in_rounds(Moved(self._writer), sweep_first=False, caller=SERVER)
 
     def barrier(self) -> Pending[None]:
         """Answered once every commit whose staging had begun before is durable. Requests that are staged later heed the

@@ -236,10 +236,11 @@ class QueuedStep:
 
     `sweep_first`: overdue records are expired before, in separate commits, between which other items get their turn. A
     step with a `size` counts for the bounds of the queue like a publish of so many bytes. Without `sync` it is as
-    durable as a BUFFERED publish. `caller`: for whom it is done; None: for the caller of the present task.
+    durable as a BUFFERED publish. `caller`: for whom it is done; None: for the caller of the present task. `topic`: it
+    is refused if this topic lives in another cell by its turn (rule C4); "": it is done wherever its topic lives.
     """
 
-    __slots__ = ("begun_micros", "caller", "pending", "size", "step", "sweep_first", "sync")
+    __slots__ = ("begun_micros", "caller", "pending", "size", "step", "sweep_first", "sync", "topic")
 
     def __init__(
         self,
@@ -249,6 +250,7 @@ class QueuedStep:
         size: int = 0,
         sync: bool = True,
         caller: str | None = None,
+        topic: str = "",
     ) -> None:
         self.step = step
         self.pending: Final[Pending[Any]] = Pending()
@@ -256,6 +258,7 @@ class QueuedStep:
         self.sweep_first = sweep_first
         self.size = size
         self.sync = sync
+        self.topic = topic
         self.caller: Final = CALLER.get() if caller is None else caller
         self.begun_micros = NEVER
         """The time of its first turn."""

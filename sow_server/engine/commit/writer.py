@@ -461,6 +461,9 @@ class Writer:
 
     def _do_step(self, queued: QueuedStep) -> None:
         self.queue.remove(queued)
+        if self.elsewhere is not None and queued.topic and (moved := self.elsewhere(queued.topic)) is not None:
+            self._answers.give_step(queued, moved)  # it has moved since the call was let in, as with a request
+            return
         if queued.sweep_first and not self._swept_for(queued):
             self.queue.put_last(queued)
             self.queue.charge(queued.caller, 1.0)

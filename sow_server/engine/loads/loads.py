@@ -62,7 +62,7 @@ class Loads:
         """Opens a load of a topic, which is created where a publish would create it. TOPIC_NOT_FOUND, OVERLOADED."""
         step = OpenLoad(self._core, self.registry, self._options, topic_name, lease_micros, owner)
         if topic_name in self._topics.by_name or self._create_topic is None:
-            return self._commits.run(step)
+            return self._commits.run(step, topic=topic_name)
         opened: Pending[Load] = Pending()
 
         def created(result: Topic | StoreError) -> None:
@@ -70,7 +70,7 @@ class Loads:
                 opened.settle(result)
                 return
             try:
-                self._commits.run(step).then(opened.settle)
+                self._commits.run(step, topic=topic_name).then(opened.settle)
             except StoreError as error:
                 opened.settle(error)
 
@@ -91,7 +91,8 @@ class Loads:
         LOAD_FAILED; LOAD_COMMITTED where other parts were committed; TOPIC_FULL where the `content` exceeds the caps
         of the topic. Without it an upper bound is taken, so that it has to be counted only after such a refusal."""
         _check_parts(parts)
-        return self._commits.run(CommitLoad(self.registry, self._topics, load_id, parts, content))
+        step = CommitLoad(self.registry, self._topics, load_id, parts, content)
+        return self._commits.run(step, topic=self.registry.find(load_id).row.topic)
 
     def abort(self, load_id: str) -> Pending[Load]:
         """Drops a load and its staged rows. LOAD_NOT_FOUND, also where it was dropped before; LOAD_COMMITTED."""

@@ -11,12 +11,14 @@ from sow_server.access.caller import Call
 from sow_server.access.needs import NEEDS, Action
 from sow_server.access.permissions import Decision
 from sow_server.cells import Cells
+from sow_server.config import Config
+from sow_server.declaring import CellStore
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.doors import Reads
 from sow_server.engine.store import Store
 from sow_server.metrics import StoreFigures
 from sow_server.peer_store import PeerStore
-from sow_server.placement import Places, load_placement
+from sow_server.placement import Placement, Places, load_placement
 from sow_server.prepared import PreparedFile
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from tests.support.servers.cells import placement
@@ -77,11 +79,25 @@ class NoCalls:
         raise AssertionError(f"there is no {signal}")
 
 
+class NoStore:
+    """A cell without data."""
+
+    def __init__(self) -> None:
+        self.kept: list[Placement] = []
+
+    async def keep(self, placement: Placement) -> None:
+        self.kept.append(placement)
+
+    async def settled(self) -> None: ...
+
+    async def declare(self) -> None: ...
+
+
 def cells_of(store: Store, folder: Path) -> Cells:
     """A cell with a placement of its own, whose other cell does not answer."""
     path = folder / "placement.toml"
     path.write_text(placement(1, ("elsewhere", "b")))
     places, files = Places("a", path, load_placement(path)), PreparedFile(folder, path)
-    cells = Cells(places, ThreadPoolExecutor(1), NoCalls(), store.commits.moved, files)
+    cells = Cells(places, ThreadPoolExecutor(1), NoCalls(), CellStore(store, Config(), places), files)
     cells.heard("b", {"h:1": "UNAVAILABLE"}, 1)
     return cells

@@ -49,7 +49,7 @@ PUBLIC = {
     "LoadInfo", "LoadPart", "LoadProgress", "LoadStager", "MessageTypeName", "NotFound", "OnMissingName",
     "OpenedPublisher", "OutgoingLink", "PackedColumn", "PackedRecords", "Page", "PayloadForm", "PermissionDenied",
     "CellProblem", "CellTrouble", "PlacedTopics", "Placement", "PlacementReloaded",
-    "PreparedPlacement", "Stray",
+    "PreparedPlacement", "SeparatedTopic", "Stray",
     "Pin", "Policy", "Prefer",
     "PublishFailed", "Published", "Publisher", "QueryFooter", "QueryHeader", "QueryPlan", "QueryResult", "Record",
     "AsyncLiveResult", "AsyncLiveView", "LiveResult", "LiveView",

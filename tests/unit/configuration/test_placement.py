@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -21,7 +23,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
 from sow_server.prepared import PreparedFile
 from tests.support.servers.cells import NOBODY, placement
-from tests.support.stores.parts import NoCalls
+from tests.support.stores.parts import NoCalls, NoStore
 
 
 def written(folder: Path, text: str) -> Path:
@@ -216,6 +218,11 @@ def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
     )
     assert trouble_of(found, "b", {"h:1": Answer("b", 2, "x")}) == (Trouble.DIFFERS, "h:1 has version 2, here it is 3")
     assert trouble_of(found, "a", {"h:1": "no"}) is None, "it is the cell of this server, which runs"
+    strays = same._replace(strays=2)
+    assert trouble_of(found, "b", {"h:1": same, "h:2": strays}) == (
+        Trouble.STRAYS,
+        "h:2 has 2 topics that live in a, the cell of this server",
+    )
     other = Answer("b", 3, "x")
     assert trouble_of(found, "b", {"h:1": other}) == (Trouble.DIFFERS, "h:1 has another content of version 3")
 
@@ -224,7 +231,7 @@ def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkey
     """Story: a reload during a look at a cell that is down, and the server said that its own cell differs."""
     found = places(tmp_path, placement(1))
     files = PreparedFile(tmp_path, found.file)
-    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), lambda: asyncio.sleep(0), files)
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore(), files)
     asked: list[int] = []
 
     async def ask(self: CellWatch, address: str) -> Answer:
@@ -239,3 +246,43 @@ def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkey
     asyncio.run(CellWatch(PlacementConfig("a", found.file), cells, lambda: 1).look())
     assert not cells.problems
     assert asked.count(2) >= 2
+
+
+def test_a_cell_in_trouble_is_looked_at_soon_and_then_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: cells that start together look at each other before all of them listen. For the next 10 s each one said
+    that others are unreachable."""
+    found = places(tmp_path, placement(1))
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore(), PreparedFile(tmp_path, found.file))
+    answers: dict[str, Answer | str] = {}
+    pauses: list[float] = []
+
+    async def ask(self: CellWatch, address: str) -> Answer | str:
+        return answers.get(address, Answer("a", 1, found.digest))
+
+    def later(self: object, seconds: float, look: Callable[[], None]) -> Mock:
+        pauses.append(round(seconds, 1))
+        assert look == cells.look_soon
+        return Mock()
+
+    monkeypatch.setattr(CellWatch, "_ask", ask)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", later)
+
+    async def look(answer: Answer | str) -> list[float]:
+        answers[NOBODY] = answer
+        pauses.clear()
+        await watch.look()
+        return pauses
+
+    watch = CellWatch(PlacementConfig("a", found.file), cells, lambda: 1)
+    well = Answer("b", 1, found.digest)
+
+    async def all_looks() -> None:
+        assert [await look("no") and pauses[0] for _ in range(6)] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
+        assert await look("no") == [], "from now on with the looks that come every 10 s"
+        assert await look(well) == []
+        assert await look("no") == [0.2], "it is another trouble"
+        await watch.close()
+
+    asyncio.run(all_looks())

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sow_server.engine.catalog.topics import Topic
+from sow_server.engine.loads import Load
+from sow_server.engine.pending import Pending
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.model import Delete, Outcome, Publish, TopicSettings
+from sow_server.engine.values.model import MICROS, Delete, Outcome, Publish, TopicSettings
 from tests.support.stores.stores import Rig
 
 
@@ -60,3 +63,33 @@ def test_what_waits_for_its_turn_is_refused_once_its_topic_has_gone(rig: Rig, go
     again = answers["again"]
     assert isinstance(again, Outcome)
     assert again.applied == 1
+
+
+def test_a_change_of_a_topic_that_waits_for_its_turn_is_refused_once_the_topic_has_gone(
+    rig: Rig, gone: set[str]
+) -> None:
+    """Changes of topics, and commits of loads, are steps of the writer. Another caller's, queued before a reload, used
+    to run after the reload was answered: it could delete the topic with its records."""
+    store = rig.store
+    store.run(Publish("moves", [b'{"n":1}'], ["1"]))
+    load = store.finish(store.loads.open("moves", MICROS))
+    administration = store.administration
+    waiting: dict[str, Pending[Topic] | Pending[int] | Pending[Load]] = {
+        "delete": administration.delete_topic("moves"),
+        "alter": administration.alter_topic("moves", lambda declared: {**declared, "history": 5}),
+        "create": administration.create_topic("moves-too", {}),
+        "load": store.loads.commit(load.row.id, []),
+        "open": store.loads.open("moves", MICROS),
+    }
+    gone.update(("moves", "moves-too"))
+    rig.store.writer.step()
+
+    for name, pending in waiting.items():
+        refused = pending.given
+        assert isinstance(refused, StoreError), name
+        assert (refused.reason, refused.details) == (Reason.TOPIC_ELSEWHERE, {"cell": "b"}), name
+    assert store.topics.by_name.keys() >= {"moves", "stays"}
+    assert "moves-too" not in store.topics.by_name
+    assert store.topics.by_name["moves"].statistics.records == 1
+    assert store.finish(administration.delete_topic("moves", stray=True)) == 1
+    assert store.finish(administration.delete_topic("stays")) == 0

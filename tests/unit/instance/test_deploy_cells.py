@@ -113,8 +113,10 @@ def test_the_containers_of_cells_are_those_of_the_placement(tmp_path: Path) -> N
     assert published == {str(split_address(cell.server.listen)[1]) for cell in cells.values()}
     (prometheus,) = OVERRIDE["services"]["prometheus"]["volumes"]
     scraped = yaml.safe_load((DEPLOY / "compose" / prometheus.split(":")[0]).read_text())
-    (targets,) = scraped["scrape_configs"][0]["static_configs"]
-    assert targets["targets"] == [f"server:{split_address(cell.metrics.listen)[1]}" for cell in cells.values()]
+    assert scraped["scrape_configs"][0]["static_configs"] == [
+        {"targets": [f"server:{split_address(cell.metrics.listen)[1]}"], "labels": {"cell": name}}
+        for name, cell in cells.items()
+    ]
 
 
 def _cells(path: Path | None, of: int, environment: dict[str, str]) -> dict[str, Config]:

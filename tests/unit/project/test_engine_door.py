@@ -53,6 +53,7 @@ OFFERED: Final[Mapping[str, tuple[str, ...]]] = {
     "pending": ("Pending", "answered"),
     "reading": ("Counts", "Cut", "CutSource", "Cuts", "ManyCut"),
     "store": ("Store", "StoreOptions"),
+    "upkeep": ("KeptPlacement",),
     "values.errors": ("OpenError", "Reason", "StoreError"),
 }
 """The names of other modules that may be imported from there."""

@@ -6,6 +6,7 @@
 "clock"     i64
 "accepted"  i64: the last sequence when an operator last accepted the clock; no time up to it counts for the clock
 "sweep"     expiry key: the floor of the expiry index
+"placement" JSON: version, digest and number of cells of the placement that was in force last
 
 "next_topic"   u32
 "topic/"       u32   JSON
@@ -44,6 +45,7 @@ BOUNDS_KEY: Final = b"bounds"
 CLOCK_KEY: Final = b"clock"
 ACCEPTED_KEY: Final = b"accepted"
 SWEEP_FLOOR_KEY: Final = b"sweep"
+PLACEMENT_KEY: Final = b"placement"
 
 NEXT_TOPIC_KEY: Final = b"next_topic"
 TOPIC_KEY: Final = b"topic/"
