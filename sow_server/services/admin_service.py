@@ -74,7 +74,7 @@ class AdminService:
             self._check_dead_letter(call, request.name, declared)
             if view is not None:
                 self._check_view(call, view)
-        created = await self._administration.create_topic(request.name, declared, view=view)
+        created = await self._administration.create_topic(request.name, declared, view=view, stray=here)
         log.info("topic_created", topic=created.name, source="" if view is None else view.source, here=here)
         return admin_pb2.CreateTopicResponse(topic=self._message(call, created), warnings=warnings(created.settings))
 
