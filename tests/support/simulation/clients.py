@@ -105,6 +105,8 @@ class _Blocking:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
+        if name == "here":
+            return _Blocking(self._loop, value)
         return _Method(self._loop, value) if inspect.ismethod(value) else value
 
     def __iter__(self) -> Iterator[Any]:
@@ -142,6 +144,8 @@ class _Method:
         result = self._loop.result_of(lambda: self._method(*arguments, **named))
         if isinstance(result, AsyncSubscription):
             self._loop.run(result.open)  # as the blocking client does by itself
+        if isinstance(result, dict) and self._method.__name__ == "cells":
+            return {cell: _Blocking(self._loop, client) for cell, client in result.items()}
         if hasattr(result, "__aiter__") or hasattr(result, "__aenter__"):
             return _Blocking(self._loop, result)
         return result
