@@ -21,7 +21,7 @@ from sow_client._records import (
     QueryPlan,
     Record,
     RecordBatch,
-    Start,
+    PatternStart,
     Ttl,
     invalid,
     ttl_micros,
@@ -311,7 +311,7 @@ def subscribe_request(
     oof: bool,
     delta: bool,
     changes: bool,
-    start: Start | None,
+    start: PatternStart | None,
     conflation: Ttl | None,
     progress: Ttl | None,
     empty_deltas: bool,
@@ -352,8 +352,20 @@ def subscribe_request(
             request.earliest = True
         case str():
             request.bookmark = start
+        case Mapping():
+            raise invalid("start", "has the bookmarks of cells, which only topic_pattern needs: a topic is in one cell")
         case _:
             if start is not EARLIEST:
                 raise invalid("start", f"a {type(start).__name__} is not a bookmark, a datetime or EARLIEST")
             request.earliest = True
     return request
+
+
+def checked_starts(starts: Mapping[str, str]) -> Mapping[str, str]:
+    """The bookmarks of cells, as a program has given them. Raises InvalidArgument."""
+    for cell, bookmark in starts.items():
+        if not isinstance(cell, str) or not isinstance(bookmark, str) or not cell or not bookmark:
+            raise invalid("start", f"{cell!r}: {bookmark!r} is not the name of a cell with a bookmark")
+    if not starts:
+        raise invalid("start", "is a mapping without a cell")
+    return dict(starts)

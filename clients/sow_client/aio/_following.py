@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -12,23 +12,25 @@ from typing import Self, Unpack
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts, _transport
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription, aio_opened
-from sow_client._cells import Way
+from sow_client._cells import Place, Way
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
 from sow_client._grouping import Expressions
+from sow_client._joined_core import JoinedCore
 from sow_client._lines import Home
 from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, ViewFilter, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
 from sow_client._parameters import Parameters, parameter_values
-from sow_client._records import Change, Start, Ttl
+from sow_client._records import Change, PatternStart, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
 from sow_client.aio._consuming import AsyncDurableSubscription
+from sow_client.aio._joining import AsyncJoinedSubscription
 from sow_client.aio._moving import AsyncTransport
 from sow_client.aio._results import AsyncLiveResult
 from sow_client.errors import SowError
@@ -47,7 +49,7 @@ class AsyncFollowing(AsyncCalls):
         oof: bool = False,
         delta: bool = False,
         changes: bool = False,
-        start: Start | None = None,
+        start: PatternStart | None = None,
         conflation: Ttl | None = None,
         progress: Ttl | None = None,
         empty_deltas: bool = False,
@@ -72,8 +74,14 @@ class AsyncFollowing(AsyncCalls):
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
         Raises ResyncRequired, with the bookmark reached, when the journal does not continue there: take a snapshot.
 
-        Rules: S1, S2, S3, S4, S15.
+        A pattern has the topics of all cells. Where there are several, `bookmark` and `start` are mappings from cells
+        to bookmarks. An interruption of one cell names it, and the others go on.
+
+        Rules: S1, S2, S3, S4, S15, C21.
         """
+        starts = None
+        if isinstance(start, Mapping) and topic_pattern is not None:
+            starts, start = _reads.checked_starts(start), None
         request = _reads.subscribe_request(
             topic,
             filter,
@@ -91,7 +99,7 @@ class AsyncFollowing(AsyncCalls):
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for, on_interruption)
+        return self._follow(request, retry_for, on_interruption, starts=starts)
 
     def sow_and_subscribe(
         self,
@@ -127,7 +135,10 @@ class AsyncFollowing(AsyncCalls):
         come in their own order, of all matching records. The snapshot is a query then, and the subscription begins at
         its bookmark, so the topic needs a journal.
 
-        Rules: S1, S15.
+        A pattern has the topics of all cells. Where there are several, "snapshot_end" comes once those of all cells are
+        in, and a "resync" names the topic whose records are to be forgotten.
+
+        Rules: S1, S15, C21.
         """
         request = _reads.subscribe_request(
             topic,
@@ -399,7 +410,17 @@ class AsyncFollowing(AsyncCalls):
         retry_for: float,
         on_interruption: Callable[[SowError | None], object] | None,
         query: sow_pb2.QueryRequest | None = None,
+        starts: Mapping[str, str] | None = None,
     ) -> AsyncSubscription:
+        if request.topic_pattern:
+            joined = JoinedCore(
+                request,
+                starts,
+                retry_for=retry_for,
+                connect_timeout=self._connect_timeout,
+                on_interruption=on_interruption,
+            )
+            return aio_opened(AsyncJoinedSubscription(joined, self._places_of_patterns, self._open_part))
         way = self._cells.way(request.topic)
         core = SubscriptionCore(
             request,
@@ -412,6 +433,19 @@ class AsyncFollowing(AsyncCalls):
         if query is not None:
             open_call = partial(self._open_ordered, way, query)
         return aio_opened(AsyncSubscription(core, open_call))
+
+    async def _places_of_patterns(self) -> Mapping[str, Place[AsyncTransport]]:
+        """All cells by name; home alone, under "", for a client that stays in one."""
+        return {"": self._cells.home} if self._is_part else await self._all_places()
+
+    async def _open_part(
+        self,
+        place: Place[AsyncTransport],
+        request: sow_pb2.SubscribeRequest,
+        *,
+        connect_seconds: float | None = None,
+    ) -> AioSubscribeCall:
+        return await self._open_subscription(self._cells.at(place), None, request, connect_seconds=connect_seconds)
 
     async def _open_ordered(
         self,
