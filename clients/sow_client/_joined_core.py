@@ -28,7 +28,7 @@ from typing import Final
 from msgspec import structs
 
 from sow.v1 import sow_pb2
-from sow_client import _process, _statuses
+from sow_client import _statuses
 from sow_client._change_frames import marks_of, prefix_of
 from sow_client._records import Change, invalid
 from sow_client._subscription_core import SubscriptionCore
@@ -53,9 +53,7 @@ class PartCore(SubscriptionCore):
     ) -> None:
         own = sow_pb2.SubscribeRequest()
         own.CopyFrom(request)
-        super().__init__(
-            own, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=self._heard
-        )
+        super().__init__(own, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=self._heard)
         self.cell = ""
         self.empty: SowError | None = None
         """No topic there matches ([3]); None: one does, as far as is known."""
@@ -74,8 +72,10 @@ class PartCore(SubscriptionCore):
         if start is None:
             return
         for one in (self._request, first):
-            if one is not None:
-                one.bookmark, one.earliest = start, not start
+            if one is not None and start:
+                one.bookmark = start
+            elif one is not None:
+                one.earliest = True
         self._position, self._prefix, self._marks = start, prefix_of(start), marks_of(start)
 
     @property
@@ -271,10 +271,10 @@ class JoinedCore(SubscriptionCore):
 
     def _take_up(self, part: PartCore) -> None:
         changes: Sequence[Change] = list(part.pending)
+        for change in changes:
+            structs.force_setattr(change, "cell", part.cell)  # cheaper than another struct
         if self._request.sow:
             changes = self._of_snapshots(part, changes)
-        for change in changes:
-            structs.force_setattr(change, "cell", part.cell)
         part.hand_out(changes)
         self.pending = part.pending
 

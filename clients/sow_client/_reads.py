@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client._grouping import Expressions, expressions
@@ -21,7 +21,7 @@ from sow_client._records import (
     QueryPlan,
     Record,
     RecordBatch,
-    PatternStart,
+    Start,
     Ttl,
     invalid,
     ttl_micros,
@@ -222,6 +222,10 @@ def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
     )
 
 
+PatternStart: TypeAlias = Start | Mapping[str, str]
+"""A `Start`. Over several cells: the mapping from cells to bookmarks that `JoinedSubscription.bookmark` gives."""
+
+
 class QueryProgress:
     """The progress of the answer to a query: header, then batches, then footer (rule Q1)."""
 
@@ -361,11 +365,14 @@ def subscribe_request(
     return request
 
 
-def checked_starts(starts: Mapping[str, str]) -> Mapping[str, str]:
-    """The bookmarks of cells, as a program has given them. Raises InvalidArgument."""
-    for cell, bookmark in starts.items():
-        if not isinstance(cell, str) or not isinstance(bookmark, str) or not cell or not bookmark:
-            raise invalid("start", f"{cell!r}: {bookmark!r} is not the name of a cell with a bookmark")
-    if not starts:
+def starts_of_cells(start: PatternStart | None) -> tuple[Mapping[str, str] | None, Start | None]:
+    """The bookmarks of cells that a start has, or the start itself. Raises InvalidArgument."""
+    if not isinstance(start, Mapping):
+        return None, start
+    if not start:
         raise invalid("start", "is a mapping without a cell")
-    return dict(starts)
+    given: Iterable[tuple[object, object]] = start.items()  # mypy has not checked every program
+    for cell, bookmark in given:
+        if not (isinstance(cell, str) and isinstance(bookmark, str) and cell and bookmark):
+            raise invalid("start", f"{cell!r}: {bookmark!r} is not the name of a cell with a bookmark")
+    return dict(start), None

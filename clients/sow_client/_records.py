@@ -63,9 +63,6 @@ EARLIEST = Earliest.EARLIEST
 Start: TypeAlias = str | datetime | Literal[Earliest.EARLIEST]
 """Where a subscription starts: after a bookmark, with the first change at or after a time, or EARLIEST. Rule: S4."""
 
-PatternStart: TypeAlias = Start | Mapping[str, str]
-"""`Start`; where there are several cells, the mapping from cells to bookmarks that `bookmark` gives. Rule: C21."""
-
 ExpireAt: TypeAlias = datetime | int | str
 """A point in time: a datetime with its time zone, microseconds since the epoch, or ISO 8601 with its time zone."""
 
@@ -324,11 +321,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     Rule: S11.
     """
     cell: str = ""
-    """Only of a subscription to a pattern where there are several cells: the one from which it comes. Its `bookmark` is
-    of that cell alone. Empty for the marks "snapshot_end" and "resync".
-
-    Rule: C21.
-    """
+    """The cell it comes from, which its `bookmark` is of; only of a `JoinedSubscription`, and of no mark. Rule: C21."""
 
     @property
     def key(self) -> str:

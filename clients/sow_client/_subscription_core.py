@@ -344,13 +344,10 @@ class SubscriptionBase(_process.Owned):
         self._core = core
 
     @property
-    def bookmark(self) -> str | Mapping[str, str] | None:
+    def bookmark(self) -> str | None:
         """The bookmark at which another subscription may start to go on after the last change handed out, or after the
-        quiet time since then. None while there is no such place: before the first frame and inside a snapshot. Of a
-        pattern over several cells it is a mapping from the cells to their bookmarks.
-
-        Rules: S4, C21.
-        """
+        quiet time since then. None while there is no such place: before the first frame and inside a snapshot.
+        That of a `JoinedSubscription` may be a mapping."""
         return self._core.bookmark
 
     @property

@@ -12,7 +12,7 @@ from typing import Self, Unpack
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _lines, _process, _reads, _retention, _statuses, _timeouts, _transport
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription, aio_opened
-from sow_client._cells import Place, Way
+from sow_client._cells import Way
 from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import AioFlag
@@ -23,7 +23,8 @@ from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, ViewFilter, aio_view_closed, aio_view_entered, aio_with_held
 from sow_client._ordered import AioOrderedCall, AioReadCall, Asked, OrderedSnapshot, snapshot_query
 from sow_client._parameters import Parameters, parameter_values
-from sow_client._records import Change, PatternStart, Start, Ttl
+from sow_client._reads import PatternStart
+from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
 from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
@@ -80,8 +81,8 @@ class AsyncFollowing(AsyncCalls):
         Rules: S1, S2, S3, S4, S15, C21.
         """
         starts = None
-        if isinstance(start, Mapping) and topic_pattern is not None:
-            starts, start = _reads.checked_starts(start), None
+        if topic_pattern is not None and not self._is_part:
+            starts, start = _reads.starts_of_cells(start)
         request = _reads.subscribe_request(
             topic,
             filter,
@@ -412,40 +413,18 @@ class AsyncFollowing(AsyncCalls):
         query: sow_pb2.QueryRequest | None = None,
         starts: Mapping[str, str] | None = None,
     ) -> AsyncSubscription:
-        if request.topic_pattern:
-            joined = JoinedCore(
-                request,
-                starts,
-                retry_for=retry_for,
-                connect_timeout=self._connect_timeout,
-                on_interruption=on_interruption,
+        seconds = {"retry_for": retry_for, "connect_timeout": self._connect_timeout}
+        if request.topic_pattern and not self._is_part:
+            joined = JoinedCore(request, starts, **seconds, on_interruption=on_interruption)
+            return aio_opened(
+                AsyncJoinedSubscription(joined, self._all_places, self._cells.at, self._open_subscription)
             )
-            return aio_opened(AsyncJoinedSubscription(joined, self._places_of_patterns, self._open_part))
         way = self._cells.way(request.topic)
-        core = SubscriptionCore(
-            request,
-            retry_for=retry_for,
-            connect_timeout=self._connect_timeout,
-            on_interruption=on_interruption,
-            way=way,
-        )
+        core = SubscriptionCore(request, **seconds, on_interruption=on_interruption, way=way)
         open_call: AioOpenSubscription = partial(self._open_subscription, way, None)
         if query is not None:
             open_call = partial(self._open_ordered, way, query)
         return aio_opened(AsyncSubscription(core, open_call))
-
-    async def _places_of_patterns(self) -> Mapping[str, Place[AsyncTransport]]:
-        """All cells by name; home alone, under "", for a client that stays in one."""
-        return {"": self._cells.home} if self._is_part else await self._all_places()
-
-    async def _open_part(
-        self,
-        place: Place[AsyncTransport],
-        request: sow_pb2.SubscribeRequest,
-        *,
-        connect_seconds: float | None = None,
-    ) -> AioSubscribeCall:
-        return await self._open_subscription(self._cells.at(place), None, request, connect_seconds=connect_seconds)
 
     async def _open_ordered(
         self,

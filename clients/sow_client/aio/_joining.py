@@ -6,12 +6,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import length_hint
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription
-from sow_client._cells import Place
+from sow_client._cells import Place, Way
 from sow_client._joined_core import JoinedCore, PartCore, gone
 from sow_client._workers import AioCondition, AioFault, AioGuard, AioWorker
 from sow_client.aio._moving import AsyncTransport
@@ -21,18 +21,23 @@ LOOK_SECONDS: Final = 10.0
 """How often home is asked for its cells: as often as cells look at each other (rule C7)."""
 
 
-class AioFindPlaces(Protocol):
-    """Asks home for the cells, by name; {"": home} without a placement."""
+AioPlaces: TypeAlias = Mapping[str, Place[AsyncTransport]]
+"""The cells by name; {"": home} without a placement."""
 
-    def __call__(self) -> Awaitable[Mapping[str, Place[AsyncTransport]]]: ...
+
+class AioFindPlaces(Protocol):
+    """Asks home for the cells."""
+
+    def __call__(self) -> Awaitable[AioPlaces]: ...
 
 
 class AioOpenPart(Protocol):
-    """A client's Subscribe in a certain cell."""
+    """A client's Subscribe on the way to a certain cell."""
 
     def __call__(
         self,
-        place: Place[AsyncTransport],
+        way: Way[AsyncTransport],
+        home: None,
         request: sow_pb2.SubscribeRequest,
         /,
         *,
@@ -40,14 +45,22 @@ class AioOpenPart(Protocol):
     ) -> Awaitable[AioSubscribeCall]: ...
 
 
+WayTo: TypeAlias = Callable[[Place[AsyncTransport]], Way[AsyncTransport]]
+
+
 class AsyncJoinedSubscription(AsyncSubscription):
-    """The subscription to a pattern: as any other where there is one server, and over all cells where there are
-    several."""
+    """The subscription to a pattern: an `AsyncSubscription` in each cell, joined. Without cells it is as any other.
+
+    The changes of a topic come in their order. A cell that comes with another placement joins by itself. When a cell is
+    interrupted, the others go on, and `cells` says which one is missing.
+
+    Rule: C21.
+    """
 
     # What its workers need is in `AioParts`, which does not refer to it: dropping the last reference to it ends them.
 
-    def __init__(self, core: JoinedCore, places: AioFindPlaces, open_call: AioOpenPart) -> None:
-        parts = AioParts(core, places, open_call)
+    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
+        parts = AioParts(core, places, way_to, open_call)
         super().__init__(core, parts.opening(core.home))
         self._joined = core
         self._home = AsyncSubscription(core.home, parts.opening(core.home))
@@ -83,8 +96,9 @@ class AsyncJoinedSubscription(AsyncSubscription):
         await self._parts.close()
 
     @property
-    def bookmark(self) -> str | Mapping[str, str] | None:
-        """As that of any subscription."""
+    def bookmark(self) -> str | Mapping[str, str] | None:  # type: ignore[override]  # a topic has one position
+        """As that of any subscription. Over several cells it is a mapping from the cells to their bookmarks: give it as
+        the `start`. A cell that it lacks begins with its earliest change."""
         return self._joined.bookmarks
 
     @property
@@ -142,18 +156,19 @@ class AsyncJoinedSubscription(AsyncSubscription):
 class AioParts:
     """The parts of a joined subscription: each has a worker that keeps its next frame at hand."""
 
-    def __init__(self, core: JoinedCore, places: AioFindPlaces, open_call: AioOpenPart) -> None:
+    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
         self.guard = AioGuard()
         self.changed = AioCondition(self.guard)
-        self.found: Mapping[str, Place[AsyncTransport]] | None = None
+        self.found: AioPlaces | None = None
         """The cells, as home has named them last; None: it has not yet."""
-        self.joined = self.found
+        self.joined: AioPlaces | None = None
         """Those that have a part."""
         self.is_over = False
         self.failure: BaseException | None = None
         self.running: list[tuple[AsyncSubscription, AioWorker]] = []
         self._core = core
         self._places = places
+        self._way_to = way_to
         self._open_call = open_call
         self._looking = AioWorker("sow-cells")
 
@@ -174,7 +189,7 @@ class AioParts:
         place = self.found.get(part.cell)
         if place is None:
             raise gone(part.cell)
-        return await self._open_call(place, request, connect_seconds=connect_seconds)
+        return await self._open_call(self._way_to(place), None, request, connect_seconds=connect_seconds)
 
     async def look(self) -> None:
         """Asks home for the cells, if it answers."""
