@@ -138,6 +138,13 @@ def positions(text: str) -> str | datetime | Mapping[str, str]:
         raise click.BadParameter(f"{text!r} is no JSON object of cells and bookmarks: {error}") from error
 
 
+def of_one_cell(start: str | datetime | Mapping[str, str] | None) -> str | datetime | None:
+    """The same. Raises a usage error for the bookmarks of several cells."""
+    if isinstance(start, Mapping):
+        raise click.BadParameter("has the bookmarks of cells, and a topic is in one", param_hint="--from")
+    return start
+
+
 def instant(text: str) -> datetime:
     """An ISO 8601 time with a zone, as UTC. Without a zone it is refused: the server may be in another zone."""
     try:

@@ -214,11 +214,10 @@ def subscribe(
     with session.client() as client:
         forms = _forms(client, topic, pattern=pattern)
         if durable is not None:
-            if isinstance(start, Mapping):
-                raise click.UsageError("--durable has a topic of one cell, so --from has one bookmark")
             gaps = _Gaps(topic)
             of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
-            consume = partial(client.durable, topic, durable, filter_text, parameters, start=start, force=force)
+            at = arguments.of_one_cell(start)
+            consume = partial(client.durable, topic, durable, filter_text, parameters, start=at, force=force)
             consume = partial(consume, select=fields, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
             consumer = consume(**of_durable)
             writer = message_writer(output, forms, several_topics=False, select=fields or ())

@@ -1,18 +1,18 @@
-"""Subscriptions to patterns over several cells (rule C21), with real servers."""
+"""Lists over all cells (rules C11, C19), with real servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from sow_client import EARLIEST, Change, Client, InvalidArgument, NotFound, SowError, Subscription, Unavailable
-from tests.support.servers.cells import TwoCells
+from sow_client import InvalidArgument, SowError, Unavailable
+from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
+from tests.support.servers.server import ServerProcess, free_port
 from tests.support.simulation.clients import Connect, connect
 
-__all__ = ["connect"]  # a fixture
+__all__ = ["calls", "connect"]  # fixtures
 pytestmark = pytest.mark.one_client
 
 
@@ -22,131 +22,117 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
         yield made
 
 
-@pytest.fixture
-def topics(cells: TwoCells) -> tuple[str, str]:
-    """A topic of each cell, with a record."""
+def test_topics_of_all_cells_are_one_list(connect: Connect, cells: TwoCells, calls: Calls) -> None:
+    (a,), (b,), names = *cells.addresses.values(), [cells.topic(cell) for cell in "abab"]
+    with connect(cells.home) as client:
+        for name in names:
+            client.create_topic(name)
+        calls.clear()
+        listed = [topic.name for topic in client.topics()]
+        assert [name for name in listed if name in names] == sorted(names)
+        made = sorted([(a, "GetPlacement"), (a, "ListTopics"), (b, "ListTopics")])
+        assert sorted(calls) == made
+        calls.clear()
+        assert [topic.name for topic in client.topics()] == listed
+        assert sorted(calls) == made
+
+
+def test_each_cell_has_a_client_of_its_own(connect: Connect, cells: TwoCells) -> None:
     here, there = cells.topic("a"), cells.topic("b")
-    with Client(cells.home) as client:
+    with connect(cells.home) as client:
         client.publish(here, b"{}", key="1")
         client.publish(there, b"{}", key="1")
-    return here, there
+        found = client.cells()
+        assert {cell: one.status().instance for cell, one in found.items()} == {"a": "a-1", "b": "b-1"}
+        with found["b"] as only:
+            names = {topic.name for topic in only.topics()}
+            assert (here in names, there in names) == (False, True)
+            assert [*only.cells()] == ["b"]
+            with pytest.raises(SowError) as refused:
+                only.get(here, "1")
+            assert refused.value.reason == "TOPIC_ELSEWHERE", "it follows nobody"
+        assert found["b"].get(there, "1") is not None, "its connections are those of its parent"
+    with pytest.raises(SowError, match="closed"):
+        found["b"].status()
 
 
-@contextmanager
-def down(cells: TwoCells) -> Iterator[Callable[[], None]]:
-    """The cell b is down in the block, until it is started again."""
-    server = cells.servers["b"]
-    server.kill9()
-    with ExitStack() as stack:
-        stack.callback(server.start)
-        yield stack.close
+def test_a_list_is_whole_or_an_error_that_names_the_cell(connect: Connect, cells: TwoCells) -> None:
+    with connect(cells.home, connect_timeout=0.5) as client:
+        client.topics()
+        cells.servers["b"].kill9()
+        try:
+            with pytest.raises(Unavailable, match="the cell b: ") as lost:
+                client.topics()
+            assert lost.value.details["cell"] == "b"
+            assert client.cells()["a"].topics() is not None, "the program may go on with the others"
+        finally:
+            cells.servers["b"].start()
+        assert client.topics()
 
 
-def pattern(*topics: str) -> str:
-    return "|".join(topics)
-
-
-def bookmarks(changes: Subscription) -> Mapping[str, str]:
-    found: object = changes.bookmark
-    assert isinstance(found, Mapping)
-    return found
-
-
-def told(changes: list[Change]) -> list[tuple[str, str, str, str]]:
-    return sorted((change.cell, change.op, change.topic, change.key) for change in changes)
-
-
-def test_a_pattern_follows_topics_of_all_cells(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
-    here, there = topics
-    with connect(cells.home) as client:
-        with client.subscribe(topic_pattern=pattern(here, there)) as changes:
-            assert changes.cells == {"a": None, "b": None}
-            for topic in (there, here):
-                client.publish(topic, b"{}", key="2")
-            assert told(list(islice(changes, 2))) == [("a", "put", here, "2"), ("b", "put", there, "2")]
-            bookmark = bookmarks(changes)
-            assert sorted(bookmark) == ["a", "b"]
-        for topic in (there, here):
-            client.publish(topic, b"{}", key="3")
-        with client.subscribe(topic_pattern=pattern(here, there), start=bookmark) as changes:
-            assert told(list(islice(changes, 2))) == [("a", "put", here, "3"), ("b", "put", there, "3")]
-        with client.subscribe(topic_pattern=pattern(here, there), start={"b": bookmark["b"]}) as changes:
-            again = told(list(islice(changes, 4)))
-        assert [key for cell, _, _, key in again if cell == "a"] == ["1", "2", "3"], "from the earliest change"
-
-
-def test_the_snapshots_of_all_cells_end_once(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
-    here, there = topics
-    with connect(cells.home) as client, client.sow_and_subscribe(topic_pattern=pattern(here, there)) as changes:
-        first = list(islice(changes, 3))
-        assert told(first[:2]) == [("a", "sow", here, "1"), ("b", "sow", there, "1")]
-        assert (first[2].op, first[2].topic, first[2].bookmark) == ("snapshot_end", "", None)
-        client.publish(there, b"{}", key="2")
-        assert told([next(changes)]) == [("b", "put", there, "2")]
-        assert sorted(bookmarks(changes)) == ["a", "b"]
-
-
-def test_a_topic_that_comes_to_a_cell_without_one_is_followed_from_its_first_change(
-    connect: Connect, cells: TwoCells
-) -> None:
+def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: TwoCells) -> None:
     here, there = cells.topic("a"), cells.topic("b")
     with connect(cells.home) as client:
-        with pytest.raises(NotFound, match="no topic matches") as nothing:
-            client.subscribe(topic_pattern=pattern(here, there)).open()
-        assert nothing.value.reason == "PATTERN_MATCHES_NOTHING"
-        client.publish(here, b"{}", key="1")
-        with (
-            client.subscribe(topic_pattern=pattern(here, there)) as changes,
-            client.sow_and_subscribe(topic_pattern=pattern(here, there)) as snapshot,
-        ):
-            assert [next(snapshot).op, next(snapshot).op] == ["sow", "snapshot_end"]
-            client.publish(there, b"{}", key="1")
-            assert told([next(changes)]) == [("b", "put", there, "1")]
-            assert [(change.cell, change.op) for change in islice(snapshot, 2)] == [("b", "sow"), ("", "snapshot_end")]
+        for name in (here, there):
+            client.create_topic(name, expiration="enabled")
+            client.publish(name, b"{}", key="1", ttl="1h")
+            with client.durable(name, f"of-{name}"):
+                pass
+        due = {one.topic: one.due for one in client.expiry_horizon(spans=["2h"]).topics}
+        assert (due[here], due[there]) == ((1,), (1,))
+        assert {(one.topic, one.name) for one in client.durables()} >= {(name, f"of-{name}") for name in (here, there)}
+        with client.subscribe(here), client.subscribe(there):
+            found = {one.topic: one for one in client.subscriptions()}
+            assert (found[here].id[:2], found[there].id[:2]) == ("a/", "b/")
+            assert [one.id for one in client.subscriptions(there)] == [found[there].id], "the id leads there"
+            assert {one.session for one in found.values()} <= {one.id for one in client.sessions()}
+            with pytest.raises(InvalidArgument, match="there is no subscription 'u99999'"):
+                client.end_subscription("b/u99999")
+            with pytest.raises(InvalidArgument, match="there is no cell c"):
+                client.end_subscription("c/u1")
+            (own,) = client.cells()["b"].subscriptions(there)
+            assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
 
 
-def test_an_outage_of_a_cell_is_told_for_its_topics_and_the_others_go_on(
-    connect: Connect, cells: TwoCells, topics: tuple[str, str]
-) -> None:
-    here, there = topics
-    heard: list[SowError | None] = []
-    with connect(cells.home, connect_timeout=0.3) as client:
-        changes = client.subscribe(topic_pattern=pattern(here, there), start=EARLIEST, on_interruption=heard.append)
-        assert len(list(islice(changes, 2))) == 2
-        with down(cells) as start_again:
-            for key in ("2", "3"):
-                client.publish(here, b"{}", key=key)
-                assert told([next(changes)]) == [("a", "put", here, key)]
-            while not heard:
-                assert changes.next(0.05) is None
-            assert [error and error.details["cell"] for error in heard] == ["b"]
-            missing = changes.cells["b"]
-            assert missing is not None
-            assert missing.message.startswith("the cell b: ")
-            bookmark = bookmarks(changes)
-            with client.subscribe(topic_pattern=pattern(here, there), start=bookmark) as resumed:
-                client.publish(here, b"{}", key="4")
-                assert told([next(resumed)]) == [("a", "put", here, "4")], "its other cell is down from the begin"
-                with pytest.raises(Unavailable, match="the cell b: ") as outage:
-                    client.subscribe(topic_pattern=pattern(here, there)).open()  # what b gets now would be missing
-                assert outage.value.details["cell"] == "b"
-                start_again()
-                client.publish(there, b"{}", key="5")
-                assert told([next(resumed)]) == [("b", "put", there, "5")]
-        assert told(list(islice(changes, 2))) == [("a", "put", here, "4"), ("b", "put", there, "5")]
-        assert heard[1:] == [None]
-        changes.close()
+def test_a_load_that_was_listed_is_found_in_its_cell(connect: Connect, cells: TwoCells) -> None:
+    there = cells.topic("b")
+    with cells.direct("b") as direct:
+        direct.create_topic(there)
+        load = direct.open_load(there)
+    with connect(cells.home) as client:
+        assert load.id in [one.id for one in client.loads()]
+        assert client.get_load(load.id).phase == "staging"
+        client.abort_load(load.id)
+        assert [one.phase for one in client.loads(there)] in ([], ["aborted"])
 
 
-def test_a_start_that_does_not_fit_is_refused(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
-    here, there = topics
-    with connect(cells.home) as client, cells.direct("b") as b:
-        with pytest.raises(InvalidArgument, match=r"start: is the bookmark of one cell, and there are several"):
-            client.subscribe(topic_pattern=pattern(here, there), start="0d4c5b7e8f90.17").open()
-        with pytest.raises(InvalidArgument, match=r"start: has the bookmarks of cells, which only topic_pattern needs"):
-            client.subscribe(here, start={"a": "0d4c5b7e8f90.17"})
-        with pytest.raises(InvalidArgument, match=r"start: 'a': 5 is not the name of a cell with a bookmark"):
-            client.subscribe(topic_pattern=here, start={"a": 5})  # type: ignore[dict-item]  # on purpose
-        part = b.cells()["b"]
-        with part.subscribe(topic_pattern=there) as changes:
-            assert isinstance(changes.bookmark, str), "a client of one cell has one position"
+@pytest.mark.long
+def test_a_new_cell_is_in_the_next_list(connect: Connect, cells: TwoCells, tmp_path: Path) -> None:
+    name, port = cells.topic("b"), free_port()
+    addresses = {"c": [f"127.0.0.1:{port}"]}
+    with cells.direct("b") as direct:
+        direct.create_topic(name)
+    with (
+        CellServer(tmp_path, "c", placement(1, default="c", cells=addresses), port=port) as server,
+        connect(server.address) as client,
+    ):
+        assert (client.topics(), [*client.cells()]) == ([], ["c"])
+        server.rewrite(placement(2, default="c", cells=addresses | {"b": cells.addresses["b"]}))
+        client.reload_placement()
+        assert name in [topic.name for topic in client.topics()]
+        assert [*client.cells()] == ["b", "c"]
+
+
+@pytest.mark.slow
+def test_a_server_without_a_placement_is_asked_for_it_once(connect: Connect, tmp_path: Path, calls: Calls) -> None:
+    with ServerProcess(tmp_path) as server, connect(server.address) as client:
+        for _ in range(3):
+            assert client.topics() == []
+        assert [*client.cells()] == [""]
+        assert client.cells()[""].status().topics == 0
+        methods = sorted(method for _, method in calls)
+        assert methods == ["GetPlacement", "GetStatus", "ListTopics", "ListTopics", "ListTopics"]
+        server.restart()
+        assert client.topics() == client.topics() == []
+        assert calls[-1][1] == "ListTopics"
+        assert [method for _, method in calls].count("GetPlacement") == 2, "it may have got one meanwhile"
