@@ -99,6 +99,7 @@ READ_OPTIONS: Final = (
 names, of before, of those of a trigger."""
 WRITE_OPTIONS: Final = (
     *_COMMON,
+    "topicColumn",
     "mode",
     "ttl",
     "ttlColumn",
@@ -126,7 +127,7 @@ _READ_USES: Final[Mapping[str, tuple[ReadUse, ...]]] = {
 }
 """The uses of the options of reading that do not count in both."""
 _WRITE_USES: Final[Mapping[str, tuple[WriteUse, ...]]] = {
-    **dict.fromkeys(("batchSize", "durability", "onDelete"), ("append", "stream")),
+    **dict.fromkeys(("batchSize", "durability", "onDelete", "topicColumn"), ("append", "stream")),
     "lease": ("overwrite",),
     **dict.fromkeys(("writerId", "queryName", "checkpointLocation"), ("stream",)),
 }
@@ -207,9 +208,12 @@ def parse_writing(options: Mapping[str, str], use: WriteUse | None = None) -> Wr
     ttl = given.text("ttl")
     if ttl is not None and ttl != "never":
         given.micros("ttl", 0, 2**63 - 1, least=0)
+    for way in ("topic", "path"):
+        given.exclude("topicColumn", (way,), "each row names its topic")
     return Writing(
         connecting=_connecting(given),
-        topic=given.topic(),
+        topic="" if given.has("topicColumn") else given.topic(),
+        topic_column=given.text("topicColumn"),
         mode=given.word("mode", get_args(WriteMode)) or "publish",
         ttl=ttl,
         ttl_column=given.text("ttlColumn"),

@@ -146,6 +146,9 @@ class Writing:
 
     connecting: Connecting
     topic: str
+    """Empty if a column names it."""
+    topic_column: str | None = None
+    """The column with the topic of each row."""
     mode: WriteMode = "publish"
     ttl: str | None = None
     """Lifetime of every row: a duration, or "never"; None: the topic's (rule L2)."""
@@ -167,3 +170,8 @@ class Writing:
     in the checkpoint."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The names of the options that are given."""
+
+    @property
+    def named(self) -> str:
+        """The topic or topics, as messages name them."""
+        return self.topic or f"the topics of column {self.topic_column}"

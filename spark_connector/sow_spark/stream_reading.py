@@ -38,13 +38,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, Topic
+from sow_spark.cells import selected
 from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
-from sow_spark.schemas import Layout, form_of, layout, selected
+from sow_spark.schemas import Layout, form_of, layout
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import (
     Offset,

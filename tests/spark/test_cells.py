@@ -1,4 +1,4 @@
-"""Jobs about a topic of another cell (rule C10): the option `server` names one cell, and the topic is in another."""
+"""Jobs about topics of other cells (rules C10, C24): the option `server` names one cell, and topics are in another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
+from sow_spark.errors import SowSourceError
+from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Connecting
+from sow_spark.reading import ExportPartition, SnapshotReader, opened_at_load
+from sow_spark.schemas import infer
 from sow_spark.stream_ending import stop_for_good
 from tests.support.servers.cells import TwoCells
 
@@ -68,3 +73,132 @@ def test_the_pin_of_a_query_is_removed_in_the_cell_of_its_topic_and_no_other_pin
         options = {"server": cells.home, "topic": topic, "pinName": "nightly"}
         assert stop_for_good(ended, options) == [f"{topic}/nightly"]
         assert [pin.topic for name in (topic, also) for pin in client.durables(name)] == [also]
+
+
+# ---- one DataFrame over topics of several cells ----
+
+SCHEMA = StructType().add("_topic", StringType()).add("id", LongType())
+
+
+def planned(reader: SnapshotReader) -> list[ExportPartition]:
+    found = reader.partitions()
+    return [one for one in found if isinstance(one, ExportPartition)]
+
+
+def rows_of(reader: SnapshotReader, parts: list[ExportPartition]) -> list[tuple[str, int]]:
+    return sorted(
+        (row["_topic"], row["id"]) for part in parts for batch in reader.read(part) for row in batch.to_pylist()
+    )
+
+
+def filled(cells: TwoCells, name: str, sizes: dict[str, int]) -> dict[str, str]:
+    """A topic in each cell, by the name of the cell, with so many records."""
+    topics = {cell: f"{cell}-{name}" for cell in sizes}
+    with Client(cells.home) as client:
+        for cell, topic in topics.items():
+            client.create_topic(topic, key=["/id"], journal=True)
+            client.publish_many(topic, [{"id": number, cell: True} for number in range(sizes[cell])])
+    return topics
+
+
+def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
+    """C24. given topics of two cells / when a pattern, or their list, is read / then each cell has one export with its
+    own topics, each record comes once, and what comes later in one cell is not in it"""
+    topics = filled(cells, "frame", {"a": 3, "b": 700})
+    with Client(cells.home) as client:
+        client.create_topic("b-frame.too", key=["/id"])
+        client.publish("b-frame.too", {"id": 9})
+        expected = sorted([(topic, n) for cell, topic in topics.items() for n in range({"a": 3, "b": 700}[cell])])
+        options = parse_reading({"server": cells.home, "topicPattern": ".-frame.*"})
+        listed = parse_reading({"server": cells.home, "topics": "b-frame,a-frame", "partitions": "4"})
+        for given, extra, number in ((options, [("b-frame.too", 9)], 3), (listed, [], 4)):
+            reader = SnapshotReader(given, SCHEMA)
+            parts = planned(reader)
+            assert len({part.export_id for part in parts}) == 2
+            assert len(parts) == number, "as `partitions` asks for all together"
+            for part in parts:
+                cell = {share.topic[0] for share in part.shares}
+                assert [part.connecting.server] == cells.addresses[cell.pop()]
+                assert not cell, "a task stays in a cell"
+            client.publish("b-frame", {"id": 1_000})
+            assert rows_of(reader, parts) == sorted([*expected, *extra])
+            client.sow_delete("b-frame", keys=["1000"])
+        assert set(infer(options).names) >= {"_topic", "id", "a", "b"}, "a sample of each"
+
+
+def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells) -> None:
+    """given snapshot=load / when records come later, and the exports end / then it shows the instants of the load, and
+    fails afterwards; a load that fails leaves no export"""
+    filled(cells, "load", {"a": 2, "b": 2})
+    options = parse_reading({"server": cells.home, "topics": "a-load,b-load", "snapshot": "load"})
+    loaded = opened_at_load(options)
+    reader = SnapshotReader(options, SCHEMA, loaded)
+    with Client(cells.home) as client:
+        for topic in ("a-load", "b-load"):
+            client.publish(topic, {"id": 7})
+        everything = [("a-load", 0), ("a-load", 1), ("b-load", 0), ("b-load", 1)]
+        assert rows_of(reader, planned(reader)) == everything
+        with cells.direct("b") as direct:
+            direct.close_export(str(loaded[1].export))
+        with pytest.raises(SowSourceError, match="EXPORT_NOT_FOUND"):
+            planned(reader)
+    assert [one.topics for one in loaded] == [("a-load",), ("b-load",)]
+
+
+def test_a_cell_that_is_away_matters_only_for_its_topics(cells: TwoCells) -> None:
+    """given a cell that is down / when topics of the other one are listed / then they are read at once; a pattern, and
+    a topic that is nowhere else, are refused, with the name of the cell"""
+    filled(cells, "away", {"a": 1, "b": 1})
+    cells.servers["b"].kill9()
+    try:
+        given = {"server": cells.home, "retryFor": "0s", "connectTimeout": "1s"}
+        reader = SnapshotReader(parse_reading({**given, "topics": "a-away"}), SCHEMA)
+        assert rows_of(reader, planned(reader)) == [("a-away", 0)]
+        for named in ({"topics": "a-away,b-away"}, {"topicPattern": ".-away"}):
+            reader = SnapshotReader(parse_reading({**given, **named}), SCHEMA)
+            with pytest.raises(SowSourceError, match=r"UNREACHABLE.*the cell b"):
+                planned(reader)
+    finally:
+        cells.servers["b"].start()
+
+
+def test_a_topic_that_two_cells_have_is_refused(cells: TwoCells) -> None:
+    """given placements that differ / when both cells have a topic / then no DataFrame has its records twice"""
+    filled(cells, "twice", {"a": 1, "b": 1})
+    cells.place(("b-twice", "a"), at="a")
+    try:
+        with Client(cells.home) as client:
+            client.create_topic("b-twice")
+        for named in ({"topicPattern": ".-twice"}, {"topics": "a-twice,b-twice"}):
+            reader = SnapshotReader(parse_reading({"server": cells.home, **named}), SCHEMA)
+            with pytest.raises(SowSourceError, match=r"the cells a and b both have topic b-twice"):
+                planned(reader)
+    finally:
+        cells.place()
+        with cells.direct("a") as direct:
+            direct.delete_topic("b-twice", here=True)
+
+
+@pytest.mark.long
+def test_a_dataframe_of_several_cells_in_spark(spark: SparkSession, cells: TwoCells) -> None:
+    """given topics of two cells / when one DataFrame, and a join in SQL, read them / then all rows of its instants are
+    there"""
+    filled(cells, "spark", {"a": 3, "b": 4})
+    reader = spark.read.format("sow").option("server", cells.home).schema("id LONG, _topic STRING")
+    frame = reader.option("topicPattern", ".-spark").load()
+    assert {row["_topic"]: row["count"] for row in frame.groupBy("_topic").count().collect()} == {
+        "a-spark": 3,
+        "b-spark": 4,
+    }
+    with Client(cells.home) as client:
+        for topic in ("a-spark", "b-spark"):
+            client.publish(topic, {"id": 9})
+    assert frame.count() == 7
+    for topic in ("a-spark", "b-spark"):
+        spark.sql(
+            f"CREATE OR REPLACE TEMPORARY VIEW `{topic}` (id LONG) USING sow "
+            f"OPTIONS (server '{cells.home}', topic '{topic}')"
+        )
+    joined = spark.sql("SELECT count(*) AS n FROM `a-spark` JOIN `b-spark` USING (id)").first()
+    assert joined is not None
+    assert joined.n == 4
