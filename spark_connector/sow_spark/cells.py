@@ -13,11 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from sow_client import Client, SowError, Topic, Unavailable
 from sow_spark.connection import connect, retried
 from sow_spark.errors import HINTS, SowSourceError
 from sow_spark.options import Connecting, Reading
+
+NO_TOPIC: Final = "PATTERN_MATCHES_NOTHING"
+"""The reason where a read has no topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,23 @@ class CellOf:
 def cells_of(connecting: Connecting, client: Client) -> dict[str, tuple[Connecting, Client]]:
     """The connection to each cell, and a client that stays there, by its name; "" for a server without cells. Raises
     SowError."""
-    parts = retried(connecting, client.cells)
     home = client.servers_of("")
     found = {}
-    for name, part in parts.items():
+    for name, part in client.cells().items():
         servers = part.servers_of("")
         found[name] = (connecting if servers == home else replace(connecting, server=servers)), part
     return found
 
 
 def here(client: Client, cell: str) -> Client:
-    """The client of a cell, as one that stays there, whose lists are of that cell alone; "": as it is."""
-    return client.cells()[cell] if cell else client
+    """The client of a cell, as one that stays there, whose lists are of that cell alone; "": as it is. Raises
+    SowSourceError if it is another cell by now."""
+    if not cell:
+        return client
+    found = client.cells().get(cell)
+    if found is None or found.servers_of("") != client.servers_of(""):
+        raise SowSourceError("UNREACHABLE", f"{client.servers_of('')} is not the cell {cell} any more", "run it again")
+    return found
 
 
 @contextmanager
@@ -60,7 +69,9 @@ def cells_read(reading: Reading, *, journal: bool = False) -> Iterator[list[Cell
             return
         # An export of the program is in the cell of the option `server`.
         alone = reading.export is not None
-        cells = {"": (reading.connecting, client)} if alone else cells_of(reading.connecting, client)
+        cells = {"": (reading.connecting, client)}
+        if not alone:
+            cells = retried(reading.connecting, lambda: cells_of(reading.connecting, client))
         listed = _listed(reading, cells)
         _check_once(listed, reading)
         chosen = selected([topic for topics in listed.values() for topic in topics], reading, journal=journal)
@@ -74,6 +85,10 @@ def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True)
     topics without a journal. Raises SowSourceError."""
     if reading.topic_pattern is None:
         found = {topic.name: topic for topic in topics}
+        if reading.cell and not found.keys().isdisjoint(reading.topics):
+            return [found[name] for name in reading.topics if name in found]  # other cells have the others
+        if reading.cell:
+            raise SowSourceError(NO_TOPIC, f"it has none of {', '.join(reading.topics)}")
         for name in reading.topics:
             if name not in found:
                 raise SowSourceError("TOPIC_NOT_FOUND", f"topic {name} is not there", HINTS["TOPIC_NOT_FOUND"])
@@ -84,7 +99,7 @@ def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True)
         chosen = [topic for topic in chosen if topic.settings.journal]
     if not chosen:
         what = "topic with a journal" if journal else "topic"
-        raise SowSourceError("PATTERN_MATCHES_NOTHING", f"no {what} matches {reading.topic_pattern!r}")
+        raise SowSourceError(NO_TOPIC, f"no {what} matches {reading.topic_pattern!r}")
     return chosen
 
 

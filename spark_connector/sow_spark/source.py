@@ -152,6 +152,10 @@ class SowDataSource(DataSource):
             raise
         if not self._inferred:
             check_given(reading)
+        if reading.several:
+            from sow_spark.stream_cells import CellsReader
+
+            return CellsReader(reading, schema)
         return ChangesReader(reading, schema)
 
     # ---- writing ----

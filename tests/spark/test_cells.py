@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Connecting
+from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxRows
 from sow_spark.reading import ExportPartition, SnapshotReader, opened_at_load
 from sow_spark.schemas import infer
+from sow_spark.stream_cells import CellsReader
 from sow_spark.stream_ending import stop_for_good
+from sow_spark.stream_offsets import Offset
 from tests.support.servers.cells import TwoCells
 
 
@@ -49,7 +53,8 @@ def test_jobs_run_in_the_cell_of_their_topic(spark: SparkSession, cells: TwoCell
     writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert 3 in seen
-    assert topic not in [found.name for found in cells.direct("a").topics()]
+    with cells.direct("a") as direct:
+        assert topic not in [found.name for found in direct.cells()["a"].topics()]
 
 
 def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:
@@ -111,7 +116,7 @@ def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
         expected = sorted([(topic, n) for cell, topic in topics.items() for n in range({"a": 3, "b": 700}[cell])])
         options = parse_reading({"server": cells.home, "topicPattern": ".-frame.*"})
         listed = parse_reading({"server": cells.home, "topics": "b-frame,a-frame", "partitions": "4"})
-        for given, extra, number in ((options, [("b-frame.too", 9)], 3), (listed, [], 4)):
+        for given, extra, number in ((options, [("b-frame.too", 9)], 2), (listed, [], 4)):
             reader = SnapshotReader(given, SCHEMA)
             parts = planned(reader)
             assert len({part.export_id for part in parts}) == 2
@@ -177,6 +182,164 @@ def test_a_topic_that_two_cells_have_is_refused(cells: TwoCells) -> None:
         cells.place()
         with cells.direct("a") as direct:
             direct.delete_topic("b-twice", here=True)
+
+
+# ---- one stream over topics of several cells ----
+
+CHANGES = StructType([*SCHEMA, StructField("_op", StringType())])
+
+
+class Stream:
+    """A query, as Spark runs it."""
+
+    def __init__(self, cells: TwoCells, **options: str) -> None:
+        self._options = {"server": cells.home, "startingFrom": "earliest", "retryFor": "1s", **options}
+        self.restart()
+        self.at: Offset = self.reader.initialOffset()
+
+    def restart(self) -> None:
+        """As from a checkpoint."""
+        self.reader = CellsReader(parse_reading(self._options, "stream"), CHANGES)
+
+    def rows(self, start: Offset, end: Offset) -> list[tuple[str, int]]:
+        return sorted(
+            (row["_topic"], row["id"])
+            for part in self.reader.partitions(start, end)
+            for batch in self.reader.read(part)
+            for row in batch.to_pylist()
+        )
+
+    def next(self, limit: ReadLimit | None = None) -> list[tuple[str, int]]:
+        """The rows of the next micro-batch."""
+        start, self.at = self.at, self.reader.latestOffset(self.at, limit or ReadAllAvailable())
+        found = self.rows(start, self.at)
+        assert self.rows(start, self.at) == found, "whenever it is read"
+        self.reader.commit(self.at)
+        return found
+
+
+def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
+    """C24. given topics of two cells / when they are followed / then each change comes once, also after a restart, and
+    a topic that comes later in a cell has all of its changes"""
+    a, b = filled(cells, "stream", {"a": 2, "b": 3}).values()
+    stream = Stream(cells, topicPattern=".-stream.*", pinName="stream-of-cells")
+    assert sorted(stream.at["cells"]) == ["a", "b"]
+    assert stream.next() == [(a, 0), (a, 1), (b, 0), (b, 1), (b, 2)]
+    assert stream.next() == []
+    with Client(cells.home) as client:
+        client.publish(b, {"id": 7})
+        assert stream.next() == [(b, 7)]
+        before = stream.at
+        client.publish(a, {"id": 8})
+        client.create_topic("b-stream.later", key=["/id"], journal=True)
+        client.publish("b-stream.later", {"id": 9})
+        assert stream.next() == [(a, 8), ("b-stream.later", 9)]
+        told = stream.reader.reportLatestOffset()
+        assert told is not None
+        assert (sorted(told["cells"]), told["recordsBehind"], told["secondsBehind"]) == (["a", "b"], 0, 0)
+        stream.restart()
+        assert stream.rows(before, stream.at) == [(a, 8), ("b-stream.later", 9)]
+        assert stream.next() == []
+        durables = [one for cell in client.cells().values() for one in cell.durables()]
+        pins = [(one.topic, one.name) for one in durables if one.name == "stream-of-cells"]
+        assert sorted(pins) == [(a, "stream-of-cells"), (b, "stream-of-cells"), ("b-stream.later", "stream-of-cells")]
+        ended: Any = SimpleNamespace(stop=lambda: None, recentProgress=[])
+        options = {"server": cells.home, "topicPattern": ".-stream.*", "pinName": "stream-of-cells"}
+        assert sorted(stop_for_good(ended, options)) == sorted(f"{topic}/{name}" for topic, name in pins)
+
+
+def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> None:
+    """given a query whose topics are in one cell / when a topic comes in another one / then none of its changes is
+    missing, and the limit of a trigger holds for both cells together"""
+    filled(cells, "comes", {"a": 0})
+    with Client(cells.home) as client:
+        for number in range(5):  # a commit is not split
+            client.publish("a-comes", {"id": number})
+    stream = Stream(cells, topicPattern=".-comes")
+    assert list(stream.at["cells"]) == ["a"]
+    assert len(stream.next(ReadMaxRows(4))) == 4 - 2, "half of it, as the other cell might have as many"
+    with Client(cells.home) as client:
+        client.create_topic("b-comes", key=["/id"], journal=True)
+        for number in range(5):
+            client.publish("b-comes", {"id": number})
+    batches = [stream.next(ReadMaxRows(4)) for _ in range(5)]
+    assert max(map(len, batches)) <= 4
+    assert sorted(row for batch in batches for row in batch) == [
+        *(("a-comes", number) for number in range(2, 5)),
+        *(("b-comes", number) for number in range(5)),
+    ]
+
+
+def test_a_stream_of_listed_topics_says_which_is_missing_or_gone(cells: TwoCells) -> None:
+    """given a list of topics in two cells / when one is missing at the start / then that is said, and no pin is left;
+    when one is deleted later / then its loss is told, or with failOnDataLoss=false the others go on"""
+    a, b = filled(cells, "listed", {"a": 1, "b": 1}).values()
+    with pytest.raises(SowSourceError, match="TOPIC_NOT_FOUND: topic b-missing is not there"):
+        Stream(cells, topics=f"{a},b-missing", pinName="left")
+    with Client(cells.home) as client:
+        assert not [one for cell in client.cells().values() for one in cell.durables() if one.name == "left"]
+        stream = Stream(cells, topics=f"{b},{a}")
+        assert stream.next() == [(a, 0), (b, 0)]
+        client.delete_topic(b)
+        with pytest.raises(SowSourceError, match=f"DATA_LOST: changes of topic {b} .*has left the cell b"):
+            stream.next()
+    one = stream.at["cells"]["b"]
+    with Client(cells.home) as client:
+        client.create_topic(b, key=["/id"], journal=True)
+    lenient = Stream(cells, topics=f"{a},{b}", failOnDataLoss="false", startingFrom="latest")
+    lenient.at = Offset(cells={**lenient.at["cells"], "b": one})
+    with Client(cells.home) as client:
+        client.publish(a, {"id": 5})
+        client.publish(b, {"id": 6})
+    assert lenient.next() == [(a, 5), (b, 6)]
+
+
+def test_a_stream_begins_at_the_bookmark_of_each_cell(cells: TwoCells) -> None:
+    """given exports of two cells / when a stream starts from their bookmarks / then it has the changes since; a single
+    bookmark is refused"""
+    a, b = filled(cells, "marks", {"a": 1, "b": 1}).values()
+    with cells.direct("a") as at_a, cells.direct("b") as at_b:
+        marks = {"a": at_a.open_export(a).bookmark, "b": at_b.open_export(b).bookmark}
+    with Client(cells.home) as client:
+        for topic in (a, b):
+            client.publish(topic, {"id": 3})
+    assert Stream(cells, topics=f"{a},{b}", startingFrom=json.dumps(marks)).next() == [(a, 3), (b, 3)]
+    for wrong in (str(marks["a"]), json.dumps({"a": marks["a"]})):
+        with pytest.raises(
+            SowSourceError, match=r"startingFrom: there are topics in the cells a, b, and a bookmark is of"
+        ):
+            Stream(cells, topics=f"{a},{b}", startingFrom=wrong)
+
+
+def test_a_query_of_one_cell_goes_on_when_the_server_gets_others(cells: TwoCells) -> None:
+    """given a checkpoint from before there were cells / when the server is one of two / then the query goes on at its
+    position"""
+    a, b = filled(cells, "before", {"a": 2, "b": 1}).values()
+    stream = Stream(cells, topicPattern=".-before")
+    stream.at = stream.at["cells"]["a"]
+    assert stream.next() == [(a, 0), (a, 1)]
+    assert stream.next() == [(b, 0)], "the cell has come into the query"
+
+
+@pytest.mark.long
+def test_a_stream_of_several_cells_in_spark(spark: SparkSession, cells: TwoCells, tmp_path: Path) -> None:
+    """given topics of two cells / when a query follows them, and goes on from its checkpoint / then each change comes
+    once"""
+    a, b = filled(cells, "query", {"a": 3, "b": 4}).values()
+    reader = spark.readStream.format("sow").option("server", cells.home).option("startingFrom", "earliest")
+    stream = reader.schema("id LONG, _topic STRING, _op STRING").option("topicPattern", ".-query").load()
+    found: list[tuple[str, int]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        found.extend((row["_topic"], row["id"]) for row in batch.collect())
+
+    for _ in range(2):
+        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(take)
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        with Client(cells.home) as client:
+            for topic in (a, b):
+                client.publish(topic, {"id": 9})
+    assert sorted(found) == [(a, 0), (a, 1), (a, 2), (a, 9), (b, 0), (b, 1), (b, 2), (b, 3), (b, 9)]
 
 
 @pytest.mark.long
