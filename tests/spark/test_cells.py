@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from examples import family
+from examples.flights import read_flights
+from examples.spark import family as spark_family
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
 from sow_spark.errors import SowSourceError
@@ -365,3 +370,82 @@ def test_a_dataframe_of_several_cells_in_spark(spark: SparkSession, cells: TwoCe
     joined = spark.sql("SELECT count(*) AS n FROM `a-spark` JOIN `b-spark` USING (id)").first()
     assert joined is not None
     assert joined.n == 4
+
+
+# ---- a family ----
+
+
+@pytest.fixture(scope="module")
+def odd_in_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
+    """Two cells, of which b has the odd topics of each family."""
+    with TwoCells(tmp_path_factory.mktemp("family")) as made:
+        made.place((r".*\.\d[13579]", "b"))
+        yield made
+
+
+def test_a_program_uses_a_family_over_cells(odd_in_b: TwoCells, capsys: pytest.CaptureFixture[str]) -> None:
+    """given real flights in 64 topics of two cells / when they are published, looked up and followed / then each flight
+    number is in the topic of its key"""
+    family.main(odd_in_b.home, 1_500)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["a has 32 topics of the family", "b has 32 topics of the family"]
+    numbers = {flight.key for flight in read_flights(1_500)}
+    assert f"the last departure of each of {len(numbers):,} numbers is there" in told[2]
+    with Client(odd_in_b.home) as client:
+        flights = family.Family(client, "flights")
+        assert told[3] == f"{flights.of('UA|1545|EWR')} has UA|1545|EWR"
+        assert told[4].startswith(f"{len(numbers):,} flights are followed")
+        for topic in flights.topics:
+            keys = {record.key for record in client.query(topic)}
+            assert keys == {key for key in numbers if flights.of(key) == topic}
+
+
+@pytest.mark.long
+def test_spark_reads_and_writes_a_family_over_cells(
+    spark: SparkSession, odd_in_b: TwoCells, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """given the flights of a family / when Spark reads all topics as one DataFrame, and marks some / then each mark is
+    at its flight"""
+    family.main(odd_in_b.home, 1_500)
+    monkeypatch.setattr(spark_family, "session", lambda _: spark)
+    spark_family.main(odd_in_b.home)
+    numbers = {flight.key for flight in read_flights(1_500)}
+    assert f"{len(numbers):,} flights in 64 topics" in capsys.readouterr().out
+    with Client(odd_in_b.home) as client:
+        flights = family.Family(client, "flights")
+        assert flights.count() == len(numbers)
+        assert flights.count("/late = true") == flights.count("/dep_delay > 60") > 10
+
+
+@pytest.mark.long
+def test_rows_go_to_the_topics_that_a_column_names(spark: SparkSession, cells: TwoCells, tmp_path: Path) -> None:
+    """C24. given rows of topics in two cells / when they are written, and a stream writes them again / then each topic
+    has its rows, each batch once; a row without a topic is a bad row, and a topic that is not there fails the job"""
+    a, b = filled(cells, "named", {"a": 0, "b": 0}).values()
+    rows = spark.createDataFrame([(a, 1), (b, 2), (b, 3), (None, 4)], "topic STRING, id LONG")
+    sink = {"server": cells.home, "topicColumn": "topic"}
+    with pytest.raises(PySparkException, match="column topic is null: there is no topic"):
+        rows.write.format("sow").options(**sink).mode("append").save()
+    rows.write.format("sow").options(**sink, onBadRow="drop").mode("append").save()
+    assert (cells.keys("a", a), cells.keys("b", b)) == (["1"], ["2", "3"])
+    with pytest.raises(PySparkException, match="TOPIC_NOT_FOUND"):
+        rows.selectExpr("'b-nowhere' AS topic", "id").write.format("sow").options(**sink).mode("append").save()
+    with pytest.raises(PySparkException, match="topicColumn: counts only in an append"):
+        rows.write.format("sow").options(**sink).mode("overwrite").save()
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text(f'{{"t": "{a}", "id": 7}}\n{{"t": "{b}", "id": 8}}\n')
+    stream = spark.readStream.schema("t STRING, id LONG").json(str(tmp_path / "in"))
+    seen: list[list[int]] = []
+    for _ in range(2):  # the batch again, as after a crash before its commit
+        writer = stream.writeStream.format("sow").options(server=cells.home, topicColumn="t", writerId="named")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        shutil.rmtree(tmp_path / "checkpoint")
+        with Client(cells.home) as client:
+            found = [client.get(topic, key) for topic, key in ((a, "7"), (b, "8"))]
+        seen.append([record.version for record in found if record is not None])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 2
