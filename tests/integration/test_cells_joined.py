@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_client import SowError, Unavailable
+from sow_client import InvalidArgument, SowError, Unavailable
 from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
 from tests.support.servers.server import ServerProcess, free_port
 from tests.support.simulation.clients import Connect, connect
@@ -47,7 +47,7 @@ def test_each_cell_has_a_client_of_its_own(connect: Connect, cells: TwoCells) ->
         with found["b"] as only:
             names = {topic.name for topic in only.topics()}
             assert (here in names, there in names) == (False, True)
-            assert [*only.cells()] == ["b"]
+            assert [*only.cells()] == [""]
             with pytest.raises(SowError) as refused:
                 only.get(here, "1")
             assert refused.value.reason == "TOPIC_ELSEWHERE", "it follows nobody"
@@ -64,10 +64,49 @@ def test_a_list_is_whole_or_an_error_that_names_the_cell(connect: Connect, cells
             with pytest.raises(Unavailable, match="the cell b: ") as lost:
                 client.topics()
             assert lost.value.details["cell"] == "b"
-            assert client.cells()["a"].topics() is not None, "the program may go on with the others"
+            found = client.in_each_cell(lambda one: one.topics())
+            assert isinstance(found["a"], list), "the program may go on with the others"
+            assert isinstance(found["b"], Unavailable)
+            assert client.here.topics() == client.cells()["a"].topics() == found["a"]
         finally:
             cells.servers["b"].start()
         assert client.topics()
+
+
+def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: TwoCells) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        for name in (here, there):
+            client.create_topic(name, expiration="enabled")
+            client.publish(name, b"{}", key="1", ttl="1h")
+            with client.durable(name, f"of-{name}"):
+                pass
+        due = {one.topic: one.due for one in client.expiry_horizon(spans=["2h"]).topics}
+        assert (due[here], due[there]) == ((1,), (1,))
+        assert {(one.topic, one.name) for one in client.durables()} >= {(name, f"of-{name}") for name in (here, there)}
+        with client.subscribe(here), client.subscribe(there):
+            found = {one.topic: one for one in client.subscriptions()}
+            assert (found[here].id[:2], found[there].id[:2]) == ("a/", "b/")
+            assert [one.id for one in client.subscriptions(there)] == [found[there].id], "the id leads there"
+            assert {one.session for one in found.values()} <= {one.id for one in client.sessions()}
+            with pytest.raises(InvalidArgument, match="there is no subscription 'u99999'"):
+                client.end_subscription("b/u99999")
+            with pytest.raises(InvalidArgument, match="there is no cell c"):
+                client.end_subscription("c/u1")
+            (own,) = client.cells()["b"].subscriptions(there)
+            assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
+
+
+def test_a_load_that_was_listed_is_found_in_its_cell(connect: Connect, cells: TwoCells) -> None:
+    there = cells.topic("b")
+    with cells.direct("b") as direct:
+        direct.create_topic(there)
+        load = direct.open_load(there)
+    with connect(cells.home) as client:
+        assert load.id in [one.id for one in client.loads()]
+        assert client.get_load(load.id).phase == "staging"
+        client.abort_load(load.id)
+        assert [one.phase for one in client.loads(there)] in ([], ["aborted"])
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, Line, OnFailover
 from sow_client._payloads import Encoded, PayloadForm
 from sow_client._publish_core import OpenedPublisher
-from sow_client._records import UNKNOWN_FORM
+from sow_client._records import UNKNOWN_FORM, invalid
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
 from sow_client._workers import aio_together
@@ -149,28 +149,37 @@ class AsyncCalls:
             await place.transport.go_back()
         return instance
 
-    async def cells(self) -> dict[str, Self]:
-        """All cells of the name space, as the server names them: a client of each, by its name. Where there are none,
-        {"": this client}.
+    @property
+    def here(self) -> Self:
+        """A client of the same server that stays in its cell: its lists are of that cell alone, and it raises
+        TOPIC_ELSEWHERE for a topic of another one. It has the settings and connections of this client, and ends with
+        it. Rule: C19."""
+        return self._part(self._cells.home)
 
-        Such a client has the settings and connections of this one, ends with it, and never goes to another cell: its
-        lists, `status`, `watch_figures` and the like are of that cell alone. It raises TOPIC_ELSEWHERE for a topic of
-        another one. With a `channel` of the program there is its cell alone.
+    async def cells(self) -> dict[str, Self]:
+        """A client of each cell of the name space, by its name, such as `client.cells()["b"].status()`. Each stays in
+        its cell, as that of `here`. The server names the cells: where there are none, {"": …}; with a `channel` of the
+        program, its cell alone. Raises InvalidArgument where this client cannot go to one of them.
 
         Rules: C11, C19.
         """
-        if self._is_part:
-            return {next(iter(self._cells.all)): self}
-        return {cell: self._part(cell, place) for cell, place in (await self._all_places()).items()}
+        return {cell: self._part(place) for cell, place in (await self._all_places()).items()}
 
-    def _part(self, cell: str, place: Place[AsyncTransport]) -> Self:
-        if not cell:
+    async def in_each_cell(self, ask: Callable[[Self], Awaitable[_Response]]) -> dict[str, _Response | SowError]:
+        """Makes a call in all cells at the same time, such as `client.in_each_cell(lambda one: one.status())`. Returns
+        its results by cell, and its error where it has failed. `ask` gets the clients of `cells`.
+
+        Rule: C19.
+        """
+        return await self._in_cells(lambda place: ask(self._part(place)))
+
+    def _part(self, place: Place[AsyncTransport]) -> Self:
+        if self._is_part:
             return self
         part = self._parts.get(place.key)
         if part is None:
             part = copy.copy(self)
             part._begin(place.transport, None)
-            part._cells.only(cell)
             part._is_part = True
             part = self._parts.setdefault(place.key, part)
         return part
@@ -178,50 +187,73 @@ class AsyncCalls:
     async def _all_places(self) -> Mapping[str, Place[AsyncTransport]]:
         """All cells by their names, as home names them now. Raises InvalidArgument where this client cannot go to one
         of them. Rule: C19."""
-        if self._cells.is_to_ask(self._transport.connection):
-            return self._cells.placed(await self._ask_placement(), self._transport.connection)
+        await self._learn_cells()
+        for refused in self._cells.refused.values():
+            raise refused
         return self._cells.all
 
-    async def _ask_placement(self) -> admin_pb2.GetPlacementResponse | None:
-        """The placement of home; None: it is too old to have one."""
+    async def _learn_cells(self) -> None:
+        if not self._cells.is_to_ask(self._transport.connection):
+            return
+        told = None
         try:
-            return await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest())
+            told = await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest())
         except SowError as error:
             if error.reason != "UNIMPLEMENTED":
                 raise
-            return None
+        self._cells.placed(told, self._transport.connection)
 
-    async def _everywhere(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
-    ) -> dict[str, _Response]:
-        """The answers of all cells to a request that changes nothing, by the names of the cells; with a topic, that of
-        its cell, under "". Whole, or the error of the first cell that has not answered. Rule: C19."""
-        if topic_of(request):
-            return {"": await self._call(method, request)}
+    async def _in_cells(
+        self, ask: Callable[[Place[AsyncTransport]], Awaitable[_Response]]
+    ) -> dict[str, _Response | SowError]:
+        """The results of a call in all cells, by their names, and errors. Raises that of home if it names no cells."""
         answers: dict[Place[AsyncTransport], _Response | SowError] = {}
 
-        async def ask(place: Place[AsyncTransport]) -> None:
+        async def asked(place: Place[AsyncTransport]) -> None:
             try:
-                answer: _Response = await self._call(method, request, way=self._cells.at(place))
+                answer: _Response = await ask(place)
             except SowError as error:
                 answers[place] = error
             else:
                 answers[place] = answer
 
-        calls: list[Callable[[], Awaitable[object]]] = [partial(ask, place) for place in self._cells.all.values()]
+        calls: list[Callable[[], Awaitable[object]]] = [partial(asked, place) for place in self._cells.all.values()]
         if asks := self._cells.is_to_ask(self._transport.connection):
-            calls.append(self._all_places)
+            calls.append(self._learn_cells)
         await aio_together(calls)
-        places = self._cells.all if asks else await self._all_places()  # the calls may have connected anew
-        if new := [partial(ask, place) for place in places.values() if place not in answers]:
+        if not asks:
+            await self._learn_cells()  # the call may have connected anew
+        places = self._cells.all
+        if new := [partial(asked, place) for place in places.values() if place not in answers]:
             await aio_together(new)
+        return {cell: answers[place] for cell, place in places.items()} | dict(self._cells.refused)
+
+    async def _everywhere(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
+    ) -> dict[str, _Response]:
+        """The answers of all cells to a request that changes nothing, by the names of the cells. Whole, or the error of
+        the first cell that has not answered. A request with a topic goes to its cell alone, whose name is "" at home.
+        Rule: C19."""
+        if topic := topic_of(request):
+            way = self._cells.way(topic)
+            response = await self._call(method, request, way=way)
+            return {way.place.cell: response}
         found: dict[str, _Response] = {}
-        for cell, place in places.items():
-            answer = answers[place]
+        answers = await self._in_cells(lambda place: self._call(method, request, way=self._cells.at(place)))
+        for cell, answer in answers.items():
             if isinstance(answer, SowError):
                 raise answer
             found[cell] = answer
         return found
+
+    async def _way_of(self, shown: str) -> tuple[Way[AsyncTransport], str]:
+        """The way to something by its id in a list over all cells, and its id there."""
+        cell, slash, number = shown.partition("/")
+        if slash and len(places := await self._all_places()) > 1:
+            if cell not in places:
+                raise invalid("id", f"{shown!r}: there is no cell {cell}")
+            return self._cells.at(places[cell]), number
+        return self._cells.way(""), shown
 
     async def close(self) -> None:
         """Closes the connections; calls in progress end. A client of `cells` ends with the one that it comes from."""
