@@ -37,7 +37,7 @@ from sow_client._inspection import (
     TopicDue,
     TopicFigures,
 )
-from sow_client._keys import Key
+from sow_client._keys import Key, share_of
 from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
@@ -318,4 +318,5 @@ __all__ = [
     "ViewDefinition",
     "ViewStatus",
     "__version__",
+    "share_of",
 ]

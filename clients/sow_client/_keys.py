@@ -12,6 +12,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import TypeAlias, TypeVar
 
+from sow.shares import share_of_key
 from sow_client._records import invalid
 
 _Value = TypeVar("_Value")
@@ -42,6 +43,17 @@ def _whole(text: str, field: str) -> str:
     except UnicodeEncodeError as error:
         raise invalid(field, f"{reprlib.repr(text)} has half a surrogate pair at character {error.start + 1}") from None
     return text
+
+
+def share_of(key: Key, shares: int) -> int:
+    """The number of the share that has a key, from 0 on, where records are divided by their keys: among servers, or
+    among the topics of a family. It is the CRC-32 of the key in UTF-8, modulo the number of shares.
+
+    Raises InvalidArgument for no share, and as `Client.get` for a key that no record has.
+    """
+    if shares < 1:
+        raise invalid("shares", f"{shares} is not at least 1")
+    return share_of_key(key_text(key).encode(), shares)
 
 
 def optional_key(key: Key | None) -> str | None:

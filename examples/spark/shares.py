@@ -5,14 +5,13 @@
 looks up one flight, such as `DL|2319|LGA`, and asks all servers that `examples.spark.state_servers` has filled, by
 clients and by Spark.
 
-    [1]  The server of a key is that of its CRC-32 modulo the number of servers. Every language has that sum, and Spark
-         SQL, too. So the order of the servers belongs to the data, and so does their number.
+    [1]  The server of a key is that of its CRC-32 modulo the number of servers (`sow_client.share_of`). Spark SQL has
+         that sum, too. So the order of the servers belongs to the data, and so does their number.
     [2]  An answer of all servers is no cut: each server answers at an instant of its own.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import reduce
@@ -23,12 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody does
 
 from examples.spark.load_flights import COLUMNS
 from examples.spark.session import command, session
-from sow_client import Client, Record
-
-
-def share_of(key: str, servers: int) -> int:
-    """The place of the server that has a key [1]."""
-    return zlib.crc32(key.encode()) % servers
+from sow_client import Client, Record, share_of
 
 
 class Shares:

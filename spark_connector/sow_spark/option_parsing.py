@@ -16,6 +16,7 @@ docs/spark.md explains the options, under the names in `READ_OPTIONS` and `WRITE
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -99,6 +100,7 @@ READ_OPTIONS: Final = (
 names, of before, of those of a trigger."""
 WRITE_OPTIONS: Final = (
     *_COMMON,
+    "topicColumn",
     "mode",
     "ttl",
     "ttlColumn",
@@ -126,7 +128,7 @@ _READ_USES: Final[Mapping[str, tuple[ReadUse, ...]]] = {
 }
 """The uses of the options of reading that do not count in both."""
 _WRITE_USES: Final[Mapping[str, tuple[WriteUse, ...]]] = {
-    **dict.fromkeys(("batchSize", "durability", "onDelete"), ("append", "stream")),
+    **dict.fromkeys(("batchSize", "durability", "onDelete", "topicColumn"), ("append", "stream")),
     "lease": ("overwrite",),
     **dict.fromkeys(("writerId", "queryName", "checkpointLocation"), ("stream",)),
 }
@@ -207,9 +209,12 @@ def parse_writing(options: Mapping[str, str], use: WriteUse | None = None) -> Wr
     ttl = given.text("ttl")
     if ttl is not None and ttl != "never":
         given.micros("ttl", 0, 2**63 - 1, least=0)
+    for way in ("topic", "path"):
+        given.exclude("topicColumn", (way,), "each row names its topic")
     return Writing(
         connecting=_connecting(given),
-        topic=given.topic(),
+        topic="" if given.has("topicColumn") else given.topic(),
+        topic_column=given.text("topicColumn"),
         mode=given.word("mode", get_args(WriteMode)) or "publish",
         ttl=ttl,
         ttl_column=given.text("ttlColumn"),
@@ -424,10 +429,12 @@ class _Given:
             raise option_error(name, "is zero")
         return size
 
-    def start(self, name: str) -> str | datetime:
-        """The start of a stream. A time without a zone is UTC. A value that is neither a word nor a time is a
-        bookmark."""
+    def start(self, name: str) -> str | datetime | Mapping[str, str]:
+        """The start of a stream. A time without a zone is UTC. An object of JSON has a bookmark for each cell. A value
+        that is neither a word nor a time is a bookmark."""
         value = (self.text(name) or "latest").strip()
+        if value.startswith("{"):
+            return self._bookmarks(name, value)
         if value.lower() in ("earliest", "latest"):
             return value.lower()
         # A time has a hyphen or a colon in it, which no bookmark has.
@@ -440,6 +447,17 @@ class _Given:
                 name, f"{value!r} is neither earliest, latest, a time in ISO 8601, nor a bookmark"
             ) from None
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+    def _bookmarks(self, name: str, value: str) -> Mapping[str, str]:
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise option_error(name, f"{value!r} is no JSON: {error}") from None
+        if not (found and isinstance(found, dict) and all(isinstance(one, str) for one in found.values())):
+            raise option_error(name, f'{value!r} is not the bookmark of each cell, such as {{"cell-1": "…"}}')
+        if not (self.has("topics") or self.has("topicPattern")):
+            raise option_error(name, "one topic has one bookmark")
+        return found
 
 
 def _check_uses(

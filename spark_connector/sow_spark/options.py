@@ -6,6 +6,7 @@ are pickled to executors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal, TypeAlias
@@ -76,6 +77,8 @@ class Reading:
     """Empty if there are several."""
     topics: tuple[str, ...] = ()
     """The topics, if they are listed."""
+    cell: str = ""
+    """Of the topics those of this cell alone. Empty: no cells are told apart."""
     topic_pattern: str | None = None
     """The topics whose whole names match this regular expression; in a stream also those that come later."""
     filter: str = ""
@@ -107,8 +110,8 @@ class Reading:
     """Lease of an export; 0: the server's default."""
     batch_size: int = 0
     """Records per batch; 0: the server's default."""
-    starting_from: str | datetime = "latest"
-    """Stream: "earliest", "latest", a time, or a bookmark."""
+    starting_from: str | datetime | Mapping[str, str] = "latest"
+    """Stream: "earliest", "latest", a time, or a bookmark; of several cells the bookmark of each, by its name."""
     max_records_per_trigger: int = 0
     """Stream: maximum number of journal entries in a micro-batch. 0: no limit."""
     max_bytes_per_trigger: int = 0
@@ -135,9 +138,10 @@ class Reading:
     @property
     def named(self) -> str:
         """The topic or topics, as messages name them."""
+        where = f" in the cell {self.cell}" if self.cell else ""
         if self.topic_pattern is not None:
-            return f"topics {self.topic_pattern}"
-        return f"topics {', '.join(self.topics)}" if self.topics else f"topic {self.topic}"
+            return f"topics {self.topic_pattern}{where}"
+        return f"topics {', '.join(self.topics)}{where}" if self.topics else f"topic {self.topic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,9 @@ class Writing:
 
     connecting: Connecting
     topic: str
+    """Empty if a column names it."""
+    topic_column: str | None = None
+    """The column with the topic of each row."""
     mode: WriteMode = "publish"
     ttl: str | None = None
     """Lifetime of every row: a duration, or "never"; None: the topic's (rule L2)."""
@@ -167,3 +174,8 @@ class Writing:
     in the checkpoint."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The names of the options that are given."""
+
+    @property
+    def named(self) -> str:
+        """The topic or topics, as messages name them."""
+        return self.topic or f"the topics of column {self.topic_column}"

@@ -1,11 +1,13 @@
-"""Batch reads: the driver opens a consistent export of the topics, and the tasks stream its parts as Arrow batches.
+"""Batch reads: the driver opens a consistent export of the topics, one in each cell, and the tasks stream their parts
+as Arrow batches.
 
 Parts of several topics are put together, so that many small topics make few tasks.
 
 Guarantees:
 
     [1]  All rows are of one cut, also those of several topics: no record twice, none missing, none expired at the cut's
-         `as_of` (rules Q1, Q6).
+         `as_of` (rules Q1, Q6). Where the topics are in several cells, each cell has an export and a cut of its own
+         (rule C24).
     [2]  A task yields its parts whole or raises. A repeated task reads the same parts again.
     [3]  The lease of the export is renewed as long as a task reads, however slowly its rows are taken. An export that
          nobody has begun to read, or whose reading Spark has broken off, ends after `IDLE_LEASE`.
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -31,18 +33,19 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ExportOf, SowError
+from sow_spark.cells import about, cells_read
 from sow_spark.connection import connect, kept, retried
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.schemas import Layout, check_form, form_of, layout, topics_read
+from sow_spark.schemas import Layout, check_form, form_of, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sow_client import Client, Export, PackedColumn, PackedRecords
+    from sow_client import Client, Export, PackedColumn, PackedRecords, Topic
 
 RENEWALS_PER_LEASE: Final = 3
 IDLE_LEASE: Final = timedelta(minutes=1)
@@ -83,52 +86,95 @@ class ExportPartition(InputPartition):
     connecting: Connecting
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """An open export."""
+
+    export: Export
+    of: tuple[ExportOf, ...]
+    shares: Sequence[tuple[Share, int]]
+    """Each with its number of records."""
+    connecting: Connecting
+
+
 class SnapshotReader(DataSourceReader):
     """Reads a snapshot of a topic. Spark calls `partitions` in the driver, and `read` in tasks, on a pickled copy that
     was made before. So everything that a task has to know is in its partition."""
 
-    def __init__(self, reading: Reading, schema: StructType) -> None:
-        """Raises SowSourceError for a schema that cannot be read."""
+    def __init__(self, reading: Reading, schema: StructType, loaded: Sequence[Reading] = ()) -> None:
+        """`loaded`: the options with each export that is open already. Raises SowSourceError for a schema that cannot
+        be read."""
         self._reading = reading
+        self._loaded = tuple(loaded)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._filters: Sequence[Filter] = ()
 
     def partitions(self) -> list[InputPartition]:
-        """Opens the export."""
+        """Opens the exports."""
+        planned = [one for reading in self._loaded or (self._reading,) for one in self._planned(reading)]
         reading = self._reading
-        with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
-            forms: dict[str, PayloadForm]
-            form = reading.payload
+        records = sum(count for one in planned for _, count in one.shares)
+        wanted = records // reading.partitions if reading.partitions else 0
+        found: list[InputPartition] = []
+        for one in planned:
+            groups: list[tuple[Share, ...]] = [(share,) for share, _ in one.shares]
+            if reading.several:
+                groups = packed_together(one.shares, wanted or RECORDS_PER_PARTITION)
+            lease_seconds = one.export.lease.total_seconds()
+            found += [ExportPartition(one.export.id, one.of, some, lease_seconds, one.connecting) for some in groups]
+        return found
+
+    def _planned(self, reading: Reading) -> list[_Planned]:
+        """The export of each cell, open."""
+        form = reading.payload
+        with translated(f"opening a snapshot of {reading.named}"), ExitStack() as stack:
             if not reading.several and form is not None and form != "columns":
                 check_form(self._layout, form)
-                forms = {reading.topic: form}
-            else:
-                forms = {
-                    topic.name: form_of(replace(reading, topic=topic.name), self._layout, topic.settings.message_type)
-                    for topic in topics_read(client, reading)
-                }
-            export, exported = self._export(client, forms)
-            shares: list[tuple[Share, int]] = []
-            for one in exported:
-                indexes = export.parts_of(one.topic)
-                for part, index in enumerate(indexes):
-                    share = Share(one.topic, index, part, len(indexes), forms[one.topic])
-                    shares.append((share, export.parts[index]))
-                if not indexes and not reading.is_fixed:
-                    # No record matches. A later snapshot may have some, so there is a share for these. Without any
-                    # partition Spark makes one of its own, which `read` recognises.
-                    shares.append((Share(one.topic, 0, 0, 0, forms[one.topic]), 0))
-            connecting = kept(reading.connecting, client, "" if reading.several else reading.topic)
-        groups: list[tuple[Share, ...]] = [(share,) for share, _ in shares]
-        if reading.several:
-            wanted = sum(count for _, count in shares) // reading.partitions if reading.partitions else 0
-            groups = packed_together(shares, wanted or RECORDS_PER_PARTITION)
-        lease_seconds = export.lease.total_seconds()
-        return [ExportPartition(export.id, exported, some, lease_seconds, connecting) for some in groups]
+                client = stack.enter_context(connect(reading.connecting))
+                forms: dict[str, PayloadForm] = {reading.topic: form}
+                return [self._plan(reading, client, forms, {})]
+            cells = stack.enter_context(cells_read(reading))
+            parts = _parts_of(reading, [topic for cell in cells for topic in cell.topics])
+            found: list[_Planned] = []
+            try:
+                for cell in cells:
+                    forms = {topic.name: self._form(reading, topic) for topic in cell.topics}
+                    with about(cell.name):
+                        here = replace(reading, connecting=cell.connecting)
+                        found.append(self._plan(here, cell.client, forms, parts))
+            except BaseException:
+                if reading.export is None:
+                    for cell, one in zip(cells, found, strict=False):  # these need no lease to end
+                        with suppress(SowError):
+                            cell.client.close_export(one.export.id)
+                raise
+            return found
 
-    def _export(self, client: Client, forms: Mapping[str, PayloadForm]) -> tuple[Export, tuple[ExportOf, ...]]:
-        """The export, and what it is of: topics that are read in these forms, each with its filter."""
-        reading = self._reading
+    def _form(self, reading: Reading, topic: Topic) -> PayloadForm:
+        return form_of(replace(reading, topic=topic.name), self._layout, topic.settings.message_type)
+
+    def _plan(
+        self, reading: Reading, client: Client, forms: Mapping[str, PayloadForm], parts: Mapping[str, int]
+    ) -> _Planned:
+        """The export of a cell, and the shares of its topics."""
+        export, exported = self._export(reading, client, forms, parts)
+        shares: list[tuple[Share, int]] = []
+        for one in exported:
+            indexes = export.parts_of(one.topic)
+            for part, index in enumerate(indexes):
+                share = Share(one.topic, index, part, len(indexes), forms[one.topic])
+                shares.append((share, export.parts[index]))
+            if not indexes and not reading.is_fixed:
+                # No record matches. A later snapshot may have some, so there is a share for these. Without any
+                # partition Spark makes one of its own, which `read` recognises.
+                shares.append((Share(one.topic, 0, 0, 0, forms[one.topic]), 0))
+        return _Planned(export, exported, shares, kept(reading.connecting, client, export.topic))
+
+    def _export(
+        self, reading: Reading, client: Client, forms: Mapping[str, PayloadForm], parts: Mapping[str, int]
+    ) -> tuple[Export, tuple[ExportOf, ...]]:
+        """The export, and what it is of: topics that are read in these forms, each with its filter. `parts`: their
+        numbers, if not that of the options."""
         if (name := reading.export) is not None:
             export = retried(reading.connecting, lambda: client.renew_export(name))
             if not set(forms) <= set(export.topics):
@@ -145,13 +191,13 @@ class SnapshotReader(DataSourceReader):
                 fields = self._layout if form == "columns" else replace(self._layout, fields=StructType())
                 texts[topic] = combined(reading.filter, self._filters, fields, reading.mode)
         try:
-            return opened(client, reading, texts)
+            return opened(client, reading, texts, parts)
         except SowError as error:
             if error.reason != "FILTER_INVALID" or set(texts.values()) == {reading.filter}:
                 raise
         # Try the user's filter alone. If the fault is in it, the error comes again, with the right position. If not,
         # this server does not accept our text of Spark's filters, and the export is opened without them.
-        return opened(client, reading, dict.fromkeys(forms, reading.filter))
+        return opened(client, reading, dict.fromkeys(forms, reading.filter), parts)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -226,25 +272,25 @@ def packed_together(shares: Iterable[tuple[Share, int]], records: int) -> list[t
     return [*partitions, tuple(some)] if some else partitions
 
 
-def _parts_of(client: Client, reading: Reading, topics: Collection[str]) -> Mapping[str, int]:
+def _parts_of(reading: Reading, topics: Collection[Topic]) -> Mapping[str, int]:
     """The option `partitions`, which counts for all topics, divided among several by their records."""
     if not (reading.several and reading.partitions):
         return {}
-    found = retried(reading.connecting, lambda: client.topics(with_statistics=True))
-    sizes = {one.name: one.statistics.live_records for one in found if one.name in topics and one.statistics}
+    sizes = {one.name: one.statistics.live_records if one.statistics else 0 for one in topics}
     total = max(sum(sizes.values()), 1)
     return {name: max(reading.partitions * size // total, 1) for name, size in sizes.items()}
 
 
-def opened(client: Client, reading: Reading, texts: Mapping[str, str]) -> tuple[Export, tuple[ExportOf, ...]]:
-    """Opens an export of topics for the options, of the records of each that match its text. A topic of a pattern that
-    was deleted since they were listed is left out."""
-    counts = _parts_of(client, reading, texts)
+def opened(
+    client: Client, reading: Reading, texts: Mapping[str, str], parts: Mapping[str, int]
+) -> tuple[Export, tuple[ExportOf, ...]]:
+    """Opens an export of topics for the options, of the records of each that match its text, in so many parts. A topic
+    of a pattern that was deleted since they were listed is left out."""
     left = dict(texts)
     while True:
         exported = tuple(
             [
-                ExportOf(topic, text or None, reading.parameters, counts.get(topic, reading.partitions))
+                ExportOf(topic, text or None, reading.parameters, parts.get(topic, reading.partitions))
                 for topic, text in left.items()
             ]
         )
@@ -265,23 +311,33 @@ def opened(client: Client, reading: Reading, texts: Mapping[str, str]) -> tuple[
             return export, exported
 
 
-def opened_at_load(reading: Reading) -> Reading:
-    """The options with an export that is opened now, which every use of the DataFrame then reads."""
-    with translated(f"opening a snapshot of {reading.named}"), connect(reading.connecting) as client:
-        names = [topic.name for topic in topics_read(client, reading)]
-        export, _ = opened(client, reading, dict.fromkeys(names, reading.filter))
-        connecting = kept(reading.connecting, client, "" if reading.several else reading.topic)
-        loaded = replace(reading, export=export.id, connecting=connecting)
-        if reading.several:  # topics that match the pattern later are not in the export
-            loaded = replace(loaded, topics=export.topics, topic_pattern=None)
-        return loaded
+def opened_at_load(reading: Reading) -> tuple[Reading, ...]:
+    """The options with an export that is opened now, which every use of the DataFrame then reads; for each cell."""
+    found: list[Reading] = []
+    try:
+        with translated(f"opening a snapshot of {reading.named}"), cells_read(reading) as cells:
+            parts = _parts_of(reading, [topic for cell in cells for topic in cell.topics])
+            for cell in cells:
+                texts = dict.fromkeys([topic.name for topic in cell.topics], reading.filter)
+                with about(cell.name):
+                    export, _ = opened(cell.client, replace(reading, connecting=cell.connecting), texts, parts)
+                connecting = kept(cell.connecting, cell.client, export.topic)
+                loaded = replace(reading, export=export.id, connecting=connecting)
+                if reading.several:  # topics that match the pattern later are not in the export
+                    loaded = replace(loaded, topics=export.topics, topic_pattern=None)
+                found.append(loaded)
+    except BaseException:
+        closed(found)
+        raise
+    return tuple(found)
 
 
-def closed(loaded: Reading) -> None:
-    """Ends the export of `opened_at_load`, if the server can be reached; otherwise it ends with its lease."""
-    assert loaded.export is not None, "it was opened"
-    with connect(loaded.connecting) as client, suppress(SowError):
-        client.close_export(loaded.export)
+def closed(loaded: Iterable[Reading]) -> None:
+    """Ends the exports of `opened_at_load`, if the servers can be reached; otherwise they end with their lease."""
+    for reading in loaded:
+        assert reading.export is not None, "it was opened"
+        with connect(reading.connecting) as client, suppress(SowError):
+            client.close_export(reading.export)
 
 
 def _lease(reading: Reading) -> str | None:

@@ -445,7 +445,7 @@ def _check_names(schema: StructType) -> None:
         seen.add(name)
 
 
-def _column(schema: StructType, option: str, name: str) -> StructField:
+def column_named(schema: StructType, option: str, name: str) -> StructField:
     """The column that an option names. As in Spark, upper and lower case may differ if only one column matches."""
     if name in schema.names:
         return schema[name]
@@ -463,7 +463,7 @@ def _key_column(schema: StructType, writing: Writing, topic: TopicFacts) -> str 
             )
         return None
     if writing.key_column is not None:
-        field = _column(schema, "keyColumn", writing.key_column)
+        field = column_named(schema, "keyColumn", writing.key_column)
     elif "_key" in schema.names:
         field = schema["_key"]
     else:
@@ -479,7 +479,7 @@ def _lifetime_column(schema: StructType, writing: Writing) -> tuple[str | None, 
     if writing.expire_time_column is not None:
         if writing.ttl_column is not None:
             raise option_error("expireTimeColumn", "and ttlColumn exclude each other: a row has one lifetime")
-        field = _column(schema, "expireTimeColumn", writing.expire_time_column)
+        field = column_named(schema, "expireTimeColumn", writing.expire_time_column)
         if not isinstance(field.dataType, TimestampType):
             raise option_error(
                 "expireTimeColumn",
@@ -488,7 +488,7 @@ def _lifetime_column(schema: StructType, writing: Writing) -> tuple[str | None, 
         return field.name, "expire_time"
     if writing.ttl_column is None:
         return None, None
-    field = _column(schema, "ttlColumn", writing.ttl_column)
+    field = column_named(schema, "ttlColumn", writing.ttl_column)
     match field.dataType:
         case StringType():
             return field.name, "text"

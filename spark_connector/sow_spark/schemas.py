@@ -10,9 +10,9 @@ Guarantees:
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -40,13 +40,14 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from sow_spark.cells import CellOf, cells_read
 from sow_spark.connection import connect, retried
-from sow_spark.errors import HINTS, SowSourceError, option_error, translated
+from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.option_parsing import check_form_options
 from sow_spark.options import NESTING_MAX, NewFields, PayloadForm, Reading
 
 if TYPE_CHECKING:
-    from sow_client import Client, Topic
+    from sow_client import Client
 
 PAYLOAD: Final = "payload"
 """The column for whole payloads."""
@@ -218,8 +219,8 @@ def infer(reading: Reading) -> StructType:
     """
     if reading.columns and reading.metadata != "false" and METADATA_COLUMNS.keys() >= set(reading.columns):
         return _chosen(with_metadata([], reading, changes=True), reading)  # no document is needed for these
-    with translated(f"looking at {reading.named}"), connect(reading.connecting) as client:
-        topics = topics_read(client, reading)
+    with translated(f"looking at {reading.named}"), cells_read(reading) as cells:
+        topics = [topic for cell in cells for topic in cell.topics]
         documents = all(topic.settings.message_type == "json" for topic in topics)
         form = reading.payload or ("columns" if documents else "binary")
         for topic in topics:
@@ -228,38 +229,12 @@ def infer(reading: Reading) -> StructType:
         if form != "columns":
             fields = [StructField(PAYLOAD, StringType() if form == "string" else BinaryType())]
         elif reading.json_schema is not None:
-            fields = _registered(client, reading, reading.json_schema)
+            fields = _registered(reading, reading.json_schema)
         else:
-            fields = _sampled(client, topics, reading)
+            fields = _sampled(cells, reading)
     if reading.new_fields == "rescue" and form == "columns":
         fields = [*(field for field in fields if field.name != RESCUED), StructField(RESCUED, StringType())]
     return _chosen(with_metadata(fields, reading, changes=bool(reading.columns)), reading)
-
-
-def topics_read(client: Client, reading: Reading) -> list[Topic]:
-    """The topics that a snapshot reads, at least one. Raises SowError and SowSourceError."""
-    if reading.several:
-        return retried(reading.connecting, lambda: selected(client.topics(), reading, journal=False))
-    return [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
-
-
-def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True) -> list[Topic]:
-    """Those of all topics that a read of several takes, at least one. `journal`: a stream, so a pattern leaves out
-    topics without a journal. Raises SowSourceError."""
-    if reading.topic_pattern is None:
-        found = {topic.name: topic for topic in topics}
-        for name in reading.topics:
-            if name not in found:
-                raise SowSourceError("TOPIC_NOT_FOUND", f"topic {name} is not there", HINTS["TOPIC_NOT_FOUND"])
-        return [found[name] for name in reading.topics]
-    matches = re.compile(reading.topic_pattern).fullmatch
-    chosen = [topic for topic in topics if not topic.name.startswith("_") and matches(topic.name)]
-    if journal:
-        chosen = [topic for topic in chosen if topic.settings.journal]
-    if not chosen:
-        what = "topic with a journal" if journal else "topic"
-        raise SowSourceError("PATTERN_MATCHES_NOTHING", f"no {what} matches {reading.topic_pattern!r}")
-    return chosen
 
 
 def _chosen(schema: StructType, reading: Reading) -> StructType:
@@ -281,7 +256,7 @@ def check_given(reading: Reading) -> None:
         raise option_error("metadata", "changes and a given schema exclude each other: name the columns in the schema")
 
 
-def _registered(client: Client, reading: Reading, source: str) -> list[StructField]:
+def _registered(reading: Reading, source: str) -> list[StructField]:
     """The fields of a JSON Schema: a text, the path of a file, or the record `topic:NAME/KEY`."""
     from sow_spark.json_schemas import columns_of
 
@@ -291,7 +266,8 @@ def _registered(client: Client, reading: Reading, source: str) -> list[StructFie
         name, slash, key = source.removeprefix("topic:").partition("/")
         if not (name and slash and key):
             raise option_error("jsonSchema", f"{source!r} is not topic:NAME/KEY")
-        record = retried(reading.connecting, lambda: client.get(name, key))
+        with connect(reading.connecting) as client:  # in its own cell
+            record = retried(reading.connecting, lambda: client.get(name, key))
         if record is None:
             raise option_error("jsonSchema", f"topic {name} has no record {key!r}")
         text = record.payload.decode(errors="replace")
@@ -318,9 +294,9 @@ def with_metadata(fields: Iterable[StructField], reading: Reading, *, changes: b
     return schema
 
 
-def _sampled(client: Client, topics: Sequence[Topic], reading: Reading) -> list[StructField]:
+def _sampled(cells: Sequence[CellOf], reading: Reading) -> list[StructField]:
     payloads: list[bytes] = []
-    for topic in topics:
+    for cell, topic in [(one, topic) for one in cells for topic in one.topics]:
         if topic.settings.message_type != "json":
             raise SowSourceError(
                 "OPTION_INVALID",
@@ -328,7 +304,7 @@ def _sampled(client: Client, topics: Sequence[Topic], reading: Reading) -> list[
                 f"{topic.settings.message_type}",
                 "give payload=string or payload=binary",
             )
-        payloads += retried(reading.connecting, lambda name=topic.name: _sample(client, name, reading))  # type: ignore[misc]  # a lambda's default argument
+        payloads += retried(cell.connecting, partial(_sample, cell.client, topic.name, reading))
     if not payloads:
         problem = "has no record that matches the option filter" if reading.filter else "has no records"
         raise SowSourceError(

@@ -46,7 +46,7 @@ class SowDataSource(DataSource):
         retryFor = 60s              time to wait for a server that cannot be reached; 0s: none
 
     Reading (pushFilters, snapshot, export and lease: not a stream):
-        topics                      in place of topic: several, with commas
+        topics                      in place of topic: several, with commas; they may be in several cells
         topicPattern                in place of topic: all whose whole names match this regular expression
         filter                      only records that match, in the language of docs/filters.md
         parameters                  the values of the names in filter, as a JSON object
@@ -73,6 +73,7 @@ class SowDataSource(DataSource):
         pinLease = 1h               time for which it keeps the journal after the query has stopped
 
     Writing:
+        topicColumn                 in place of topic: the column with the topic of each row; not for an overwrite
         mode = publish              publish: a row replaces the record of its key; delta: it is merged into it
         ttl                         lifetime of every row: 30s, never
         ttlColumn                   column with the row's lifetime
@@ -97,8 +98,8 @@ class SowDataSource(DataSource):
 
     _inferred = False
     """True if Spark has asked for the schema, because the user gives none."""
-    _loaded: Reading | None = None
-    """The options with the export of `snapshot=load`."""
+    _loaded: tuple[Reading, ...] = ()
+    """The options with each export of `snapshot=load`."""
 
     def schema(self) -> StructType:
         """The inferred schema, if the user gives none. Spark calls it in `load()`, and keeps the instance. It is not
@@ -124,7 +125,6 @@ class SowDataSource(DataSource):
         reading = parse_reading(self.options, "snapshot")
         if not self._inferred:
             check_given(reading)
-        reading = self._loaded or reading
         # Spark (4.1 to 4.3) keeps one plan for a loaded DataFrame, that of the filters pushed last, and uses it for
         # every other use of the DataFrame, also without a filter. Rows would be missing, and neither the planner nor a
         # task can tell for which use it works. So filters are pushed there only on request. If Spark's setting is off,
@@ -133,7 +133,7 @@ class SowDataSource(DataSource):
         if push is None:
             push = plans_each_use() and _filters_are_pushed()
         kind = FilteringReader if push else SnapshotReader
-        return kind(reading, schema)
+        return kind(reading, schema, self._loaded)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Follows the changes."""
@@ -145,13 +145,17 @@ class SowDataSource(DataSource):
         try:
             reading = parse_reading(self.options, "stream")
         except SowSourceError:
-            if self._loaded is not None:  # `snapshot` is refused here, but not where the schema was inferred
+            if self._loaded:  # `snapshot` is refused here, but not where the schema was inferred
                 from sow_spark.reading import closed
 
                 closed(self._loaded)
             raise
         if not self._inferred:
             check_given(reading)
+        if reading.several:
+            from sow_spark.stream_cells import CellsReader
+
+            return CellsReader(reading, schema)
         return ChangesReader(reading, schema)
 
     # ---- writing ----

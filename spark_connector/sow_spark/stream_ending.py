@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sow_spark.cells import cells_of, here
 from sow_spark.connection import cell_of, connect, retried
 from sow_spark.errors import translated
 from sow_spark.option_parsing import parse_reading
@@ -31,15 +32,21 @@ def stop_for_good(query: StreamingQuery, options: Mapping[str, str]) -> list[str
     names = set(_pins_of(query)) if reading.pin_name is None else {reading.pin_name}
     names |= {f"{name}{NOTE}" for name in names}
     removed: list[str] = []
-    with translated("removing the pins of a query"):
-        given = reading.connecting if reading.several else cell_of(reading.connecting, reading.topic)
-    for address in filter(None, map(str.strip, given.server.split(","))):
-        connecting = replace(given, server=address)
-        with translated("removing the pins of a query"), connect(connecting) as client:
-            for pin in retried(connecting, client.durables):
-                if pin.pin and pin.name in names and _reads(reading, pin.topic):
-                    client.delete_durable(pin.topic, pin.name)
-                    removed.append(f"{pin.topic}/{pin.name}")
+    with translated("removing the pins of a query"), connect(reading.connecting) as client:
+        given = reading.connecting
+        if not reading.several:
+            cells = {"": cell_of(given, reading.topic)}
+        else:
+            found = retried(given, lambda: cells_of(given, client))
+            cells = {name: to for name, (to, _) in found.items()}
+    for cell, to in cells.items():
+        for address in filter(None, map(str.strip, to.server.split(","))):
+            connecting = replace(to, server=address)
+            with translated("removing the pins of a query"), connect(connecting) as client:
+                for pin in retried(connecting, lambda client=client, cell=cell: here(client, cell).durables()):  # type: ignore[misc]  # a lambda's default argument
+                    if pin.pin and pin.name in names and _reads(reading, pin.topic):
+                        client.delete_durable(pin.topic, pin.name)
+                        removed.append(f"{pin.topic}/{pin.name}")
     return removed
 
 
@@ -55,5 +62,8 @@ def _pins_of(query: StreamingQuery) -> Iterator[str]:
     for progress in query.recentProgress:
         for source in json.loads(progress.json)["sources"]:
             for offset in (source.get("endOffset"), source.get("latestOffset")):
-                if isinstance(offset, dict) and isinstance(name := offset.get("pin"), str):
-                    yield name
+                if not isinstance(offset, dict):
+                    continue
+                for one in (offset, *offset.get("cells", {}).values()):
+                    if isinstance(name := one.get("pin"), str):
+                        yield name

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from sow_client import Client, Instance, SowError
-from sow_spark.connection import cell_of, connect, kept, retried
+from sow_spark.connection import connect, in_cell, kept, retried
 from sow_spark.errors import HINTS, SowSourceError, translated
 from sow_spark.options import Connecting
 
@@ -24,6 +24,13 @@ ASK_MICROS: Final = 2_000_000
 PAUSE_SECONDS: Final = 0.5
 
 _Answer = TypeVar("_Answer")
+
+
+class _Elsewhere(Exception):
+    """The topic is in another cell."""
+
+    def __init__(self, connecting: Connecting) -> None:
+        self.connecting = connecting
 
 
 class InstanceInUse:
@@ -38,7 +45,8 @@ class InstanceInUse:
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`named`: the topics, for messages. `topic`: "" for several, which are in the cell of the option `server`."""
+        """`named`: the topics, for messages. `topic`: its cell is looked for; "" for topics in the cell of
+        `connecting`."""
         self._given = connecting
         self._named = named
         self._sought = topic  # its cell is not known yet
@@ -63,9 +71,12 @@ class InstanceInUse:
         give_up = self._now() + self._given.retry_for_micros / 1e6
         while True:
             try:
-                self._find_cell()
                 self._use(epoch)
                 return attempt()
+            except _Elsewhere as moved:
+                self._end()
+                self._given = self.connecting = moved.connecting
+                self.epoch = None
             except SowSourceError as error:
                 if not self.several or error.reason not in LOSSES:
                     raise
@@ -73,14 +84,6 @@ class InstanceInUse:
                 if self._now() >= give_up:
                     raise
                 self._pause(PAUSE_SECONDS)
-
-    def _find_cell(self) -> None:
-        """From now on the instances are those of the topic's cell (rule C10)."""
-        if not self._sought:
-            return
-        with translated(f"looking for {self._named}"):
-            self._given = self.connecting = cell_of(self._given, self._sought)
-        self._sought = ""
 
     def _use(self, epoch: str | None) -> None:
         """Chooses an instance, if there is a choice and none is in use."""
@@ -118,13 +121,19 @@ class InstanceInUse:
                 yield replace(self._given, server=address, connect_timeout_micros=limit, retry_for_micros=0)
 
     def call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
-        """The result of a call, which is repeated while the instance is unreachable."""
+        """The result of a call, which is repeated while the instance is unreachable. The first one of a topic names it,
+        and is made again in its cell."""
         if self.client is None:
             self.life = ExitStack()
             self.client = self.life.enter_context(connect(self.connecting))
         client = self.client
         with translated(f"{doing}, {self._named}"):
             answer = retried(self.connecting, lambda: call(client))
+        if self._sought:
+            # The first call is about the topic, and has found its cell (rule C10).
+            to, self._sought = in_cell(self._given, client, self._sought), ""
+            if to is not self._given:
+                raise _Elsewhere(to)
         if client.instance is not None:
             # A name with several addresses. The offsets are bookmarks of this one, so the query waits for it.
             self.connecting = kept(self.connecting, client)  # its only cell

@@ -24,6 +24,8 @@ class Offset(TypedDict, total=False):
     """With several instances: the bookmark at which the micro-batch begins that ends here."""
     held: dict[str, int]
     """The position up to which changes were read at another instance, which this one may lack, keyed by epoch."""
+    cells: dict[str, Offset]
+    """Of a query in several cells: the position in each that has topics of it. All else is in these (rule C24)."""
     # Only in Spark's progress:
     recordsBehind: int
     secondsBehind: int

@@ -38,13 +38,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, Topic
+from sow_spark.cells import here, selected
 from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
-from sow_spark.schemas import Layout, form_of, layout, selected
+from sow_spark.schemas import Layout, form_of, layout
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import (
     Offset,
@@ -104,6 +105,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pins = Pins(reading, self._instance)
         self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
         self._target: str | None = None  # the end for AvailableNow
+        self.present: frozenset[str] = frozenset()
+        """The topics that were there at the last look."""
+        self.planned = (0, 0)
+        """Entries and bytes of the micro-batch that was planned last."""
+        self._made: list[str] = []  # topics with a pin that the start has made
         self._head: str | None = None
         self._behind = (0, 0)  # entries behind the end of the last micro-batch, and the age of the first in seconds
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
@@ -118,27 +124,36 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The start of a new query, by `startingFrom`."""
         if self._initial is None:
             where = self._reading.starting_from
-            epoch = epoch_of(where) if isinstance(where, str) else None
-            self._initial = self._instance.anywhere(epoch, lambda: self._begin(where))
+            assert isinstance(where, str | datetime), "bookmarks are of a cell each"
+            self._initial = self.begin(where, f"spark-{secrets.token_hex(8)}")
         return self._initial
 
-    def _begin(self, where: str | datetime) -> Offset:
+    def begin(self, where: str | datetime, pin: str) -> Offset:
+        """The start of a query here. `pin`: the name of its pins, unless the options have one."""
+        epoch = epoch_of(where) if isinstance(where, str) else None
+        return self._instance.anywhere(epoch, lambda: self._begin(where, pin))
+
+    def withdraw(self, offset: Offset) -> None:
+        """Removes the pins that `begin` has made: the query does not start [5]."""
+        self._pins.remove(offset, self._made)
+
+    def _begin(self, where: str | datetime, pin: str) -> Offset:
         present = self._present()
         starts = [self._start_of(name, where) for name in present]
         start = min(starts, key=sequence_of)
-        offset = offset_of(start, None if self._reading.pin_name else f"spark-{secrets.token_hex(8)}")
+        offset = offset_of(start, None if self._reading.pin_name else pin)
         # Topics whose journals begin later are read from there: older changes were not asked for.
         lenient = where == "earliest" or isinstance(where, datetime)
         self._stamp(offset, {} if lenient and self._reading.several else present)
         for topic, bookmark in zip(present.values(), starts, strict=True):
             self._check_options(topic, bookmark)
-        made: list[str] = []
+        self._made = []
         try:
             for name, bookmark in zip(present, starts, strict=True):
                 if self._pins.hold(name, offset, start if where == "latest" else bookmark):
-                    made.append(name)
+                    self._made.append(name)
         except SowSourceError:
-            self._pins.remove(offset, made)
+            self.withdraw(offset)
             raise
         return offset
 
@@ -190,13 +205,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
         if start is None:  # PySpark 4.1 has no limits either, so those of the options count
             start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
-        self._check_kind(start)
-        begin, limits = start, self._limits(limit)
-        self._last = self._instance.anywhere(begin["epoch"], lambda: self._next(begin, *limits))
+        self.check_kind(start)
+        return self.next_end(start, *self.limits(limit))
+
+    def next_end(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
+        """The end of the micro-batch after `start`, with at most so many entries and bytes; 0: any number."""
+        self._last = self._instance.anywhere(start["epoch"], lambda: self._next(start, max_entries, max_bytes))
         return self._last
 
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
+        self.planned = 0, 0
         begin = start if self._is_read(start) else moved_to(start, start["after"])
         if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
             self._set_target()
@@ -220,6 +239,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans.values())
         if idle and topics_of(offset, "") == topics_of(start, ""):
             return start  # changes of other topics make no batch
+        self.planned = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
         for name, plan in plans.items():
             self._check_options(present[name], plan.start)
             if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
@@ -290,7 +310,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._reading.max_bytes_per_trigger)
         return ReadAllAvailable()
 
-    def _limits(self, limit: ReadLimit | None) -> tuple[int, int]:
+    def limits(self, limit: ReadLimit | None) -> tuple[int, int]:
         """Entries and bytes of a micro-batch, 0 for any number."""
         if isinstance(limit, ReadMaxRows):
             return limit.max_rows, self._reading.max_bytes_per_trigger
@@ -300,10 +320,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Sets the end of the query: the present head."""
-        self._instance.anywhere(None if self._last is None else self._last["epoch"], self._set_target)
+        self.set_target()
 
-    def _set_target(self) -> None:
+    def set_target(self) -> str:
+        """As `prepareForTriggerAvailableNow`. Returns the end."""
+        return self._instance.anywhere(None if self._last is None else self._last["epoch"], self._set_target)
+
+    def _set_target(self) -> str:
         self._target = self._present_head()
+        return self._target
 
     def _present_head(self) -> str:
         name = next(iter(self._present()))
@@ -324,7 +349,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]  # Spark says dict
         """The changes after `start` up to `end`, in parts."""
-        self._check_kind(start)
+        self.check_kind(start)
         self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
@@ -473,12 +498,21 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._reading.several:
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
-        topics = self._call("looking at them", lambda client: client.topics())
-        return {topic.name: topic for topic in selected(topics, self._reading)}
+        self.present = frozenset()
+        topics = self._call("looking at them", lambda client: here(client, self._reading.cell).topics())
+        found = {topic.name: topic for topic in selected(topics, self._reading)}
+        self.present = frozenset(found)
+        return found
 
-    def _check_kind(self, offset: Offset) -> None:
+    def check_kind(self, offset: Offset) -> None:
         """Raises SowSourceError if the offset is of a query of one topic, and this one has several: it does not tell
         which topic that was."""
+        if not self._reading.several and "cells" in offset:
+            raise SowSourceError(
+                "OPTION_INVALID",
+                "option topic: this checkpoint is of a query of several topics",
+                "give a new checkpoint",
+            )
         if self._reading.several and "topics" not in offset:
             name = "topics" if self._reading.topics else "topicPattern"
             raise SowSourceError(
@@ -490,7 +524,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, created in topics_of(offset, self._reading.topic).items():
             topic = present.get(name)
             if topic is None:
-                if self._reading.topic_pattern is not None:
+                if self._reading.cell:
+                    gone = f"the topic was deleted, or has left the cell {self._reading.cell}"
+                    tell_loss(self._reading, name, bookmark_of(offset), gone)
+                elif self._reading.topic_pattern is not None:
                     tell_loss(self._reading, name, bookmark_of(offset), "the topic was deleted")
             elif created is not None and topic.create_time.isoformat() != created:
                 tell_loss(

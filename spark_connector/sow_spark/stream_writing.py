@@ -1,6 +1,7 @@
 """Stream write: each micro-batch of a query is published once, through kills and restarts.
 
-A partition of a query is one publisher, `spark-<query>-<partition>`, and its units are the query's batches. Guarantees:
+A partition of a query is one publisher, `spark-<query>-<partition>`, and its units are the query's batches. If a column
+names the topics of the rows, it is one for each topic (writing [5]). Guarantees:
 
     [1]  One commit writes the last rows of a partition of a batch and records that the partition is published whole. A
          later attempt, in the same run or after a restart from the checkpoint, publishes nothing.
@@ -21,17 +22,14 @@ batch would have to replace the topic. Use `foreachBatch` for both.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_spark.connection import connect, kept, retried
-from sow_spark.errors import SowSourceError, translated
+from sow_spark.errors import SowSourceError
 from sow_spark.options import Writing
-from sow_spark.rows import look_up_topic, plan_rows
-from sow_spark.writing import Written, log_summary, publish, task_context
+from sow_spark.writing import Written, log_summary, publish, target, task_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,10 +51,7 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
                 "use foreachBatch: with outputMode update and mode('append') the topic keeps each key's last row, with "
                 "outputMode complete and mode('overwrite') it keeps only the rows of the last batch",
             )
-        with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
-            topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-            self._writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
-        self._plan = plan_rows(schema, writing, topic)
+        self._to = target(writing, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publishes the rows of one partition of a batch."""
@@ -67,13 +62,13 @@ class StreamPublishingWriter(DataSourceStreamArrowWriter):
                 "INPUT_UNKNOWN", "Spark does not tell the query and the batch of this task", "run it as micro-batches"
             )
         partition = task.partitionId()
-        publisher_id = f"spark-{self._writing.writer_id or query}-{partition}"
-        return publish(self._writing, self._plan, iterator, publisher_id, int(batch) + 1, partition)
+        publisher_id = f"spark-{self._to.writing.writer_id or query}-{partition}"
+        return publish(self._to, iterator, publisher_id, int(batch) + 1, partition)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """The batch is published: logs the figures."""
-        log_summary(self._writing, f"batch {batchId}", messages)
+        log_summary(self._to.writing, f"batch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """The batch has failed. It runs again when the query does."""
-        log_summary(self._writing, f"aborted batch {batchId}", messages)
+        log_summary(self._to.writing, f"aborted batch {batchId}", messages)

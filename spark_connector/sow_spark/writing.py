@@ -9,6 +9,8 @@ Each partition of a job is one publisher, `spark-<job>-<partition>`, and one uni
          A unit is finished only if the input was whole (`task_input`), and no row was bad, unless bad rows are dropped.
     [3]  An aborted job fences its publishers: a task that still runs somewhere publishes no more.
     [4]  Append is not atomic: rows of a job that fails stay published. Publishing them again is harmless.
+    [5]  If a column names the topic of each row, each topic of a partition has a publisher and a unit of its own, in
+         the cell of the topic (rule C24). [1] and [2] hold for each topic by itself, and [3] does not.
 
 The stream writer, whose units are its micro-batches, also uses `publish`.
 """
@@ -20,19 +22,22 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from sow_client import NEVER, Ack, Client, Publisher, PublishFailed, Refusal, SowError
 from sow_spark.connection import connect, kept, retried
-from sow_spark.errors import SowSourceError, translated
+from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.options import Writing
-from sow_spark.rows import BadRow, Puts, Removals, RowPlan, look_up_topic, plan_rows, shown
+from sow_spark.rows import BadRow, Puts, Removals, RowPlan, column_named, look_up_topic, plan_rows, shown
 from sow_spark.task_input import require_whole_input
 
 if TYPE_CHECKING:
@@ -45,6 +50,12 @@ right."""
 PARTITIONS_FENCED_MAX: Final = 10_000
 ROWS_PER_REQUEST: Final = 2_000
 """Twice a publisher's default: nobody waits for single rows here."""
+IN_FLIGHT: Final = 16
+"""Requests of a publisher that are not answered yet."""
+IN_FLIGHT_OF_MANY: Final = 2
+"""The same, where a task has a publisher for each topic: they hold their rows until then."""
+TOPICS_MAX: Final = 256
+"""Topics of a partition."""
 
 log = logging.getLogger(__name__)
 
@@ -62,33 +73,67 @@ class Written(WriterCommitMessage):
     """An earlier attempt had finished the partition: this one published nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The topic of a write, or the column that names one for each row."""
+
+    writing: Writing
+    schema: StructType
+    """The columns of the rows, without the one that names topics."""
+    plan: RowPlan | None
+    """None: each topic has its own."""
+
+    @property
+    def column(self) -> str:
+        """The column that names topics."""
+        assert self.writing.topic_column is not None, "it is asked for where there is no plan"
+        return self.writing.topic_column
+
+
+def target(writing: Writing, schema: StructType) -> Target:
+    """The target of a write, in the cell of its topic. Raises SowSourceError for a fault in options, schema or
+    topic."""
+    if writing.topic_column is not None:
+        field = column_named(schema, "topicColumn", writing.topic_column)
+        if not isinstance(field.dataType, StringType):
+            raise option_error("topicColumn", f"column {field.name} is {field.dataType.simpleString()}, not string")
+        rest = StructType([one for one in schema if one.name != field.name])
+        return Target(replace(writing, topic_column=field.name), rest, None)
+    with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
+        topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
+        writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
+    return Target(writing, schema, plan_rows(schema, writing, topic))
+
+
+def plan_of(client: Client, writing: Writing, schema: StructType) -> RowPlan:
+    """The roles of the columns in rows of a topic."""
+    topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
+    return plan_rows(schema, writing, topic)
+
+
 class PublishingWriter(DataSourceArrowWriter):
     """The writer of an append. It is made on the driver, pickled to tasks, and used on the driver again for the
     commit."""
 
     def __init__(self, writing: Writing, schema: StructType) -> None:
         """Raises SowSourceError for a fault in options, schema or topic."""
-        with translated(f"writing to {writing.topic}"), connect(writing.connecting) as client:
-            topic = retried(writing.connecting, lambda: look_up_topic(client, writing, schema))
-            self._writing = replace(writing, connecting=kept(writing.connecting, client, writing.topic))
-        self._plan = plan_rows(schema, writing, topic)
+        self._to = target(writing, schema)
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Publishes the rows of one partition."""
         task = task_context()
-        return publish(
-            self._writing, self._plan, iterator, f"spark-{self._job}-{task.partitionId()}", 1, task.partitionId()
-        )
+        return publish(self._to, iterator, f"spark-{self._job}-{task.partitionId()}", 1, task.partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything is published: logs the figures."""
-        log_summary(self._writing, "write", messages)
+        log_summary(self._to.writing, "write", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """The job has failed: published rows stay [4], and no more rows are published [3]."""
-        log_summary(self._writing, "aborted write", messages)
-        fence(self._writing, [f"spark-{self._job}-{partition}" for partition in range(len(messages))])
+        log_summary(self._to.writing, "aborted write", messages)
+        if self._to.plan is not None:  # the driver does not know the topics that a column names [5]
+            fence(self._to.writing, [f"spark-{self._job}-{partition}" for partition in range(len(messages))])
 
 
 def task_context() -> TaskContext:
@@ -125,7 +170,7 @@ class BadRows:
         raise SowSourceError(
             self.samples[0].reason,
             f"{self.count}{'' if last else ' or more'} row{'s' if self.count > 1 else ''} of partition {partition} "
-            f"cannot be written to {writing.topic}: {described(self.samples)}",
+            f"cannot be written to {writing.named}: {described(self.samples)}",
             "correct them, or write the others with onBadRow=drop",
         )
 
@@ -145,7 +190,7 @@ def log_summary(writing: Writing, what: str, messages: Sequence[WriterCommitMess
     log.info(
         "%s of %s: %d rows in %d of %d partitions, %d bad rows",
         what,
-        writing.topic,
+        writing.named,
         rows,
         len(written),
         len(messages),
@@ -153,7 +198,7 @@ def log_summary(writing: Writing, what: str, messages: Sequence[WriterCommitMess
     )
     if bad:
         samples = islice((sample for message in written for sample in message.samples), SAMPLES_MAX)
-        log.warning("%s of %s: %d bad rows were dropped, such as %s", what, writing.topic, bad, described(samples))
+        log.warning("%s of %s: %d bad rows were dropped, such as %s", what, writing.named, bad, described(samples))
 
 
 def fence(writing: Writing, publisher_ids: Sequence[str]) -> None:
@@ -164,7 +209,7 @@ def fence(writing: Writing, publisher_ids: Sequence[str]) -> None:
             for publisher_id in publisher_ids[:PARTITIONS_FENCED_MAX]:
                 client.open_publisher(publisher_id)
     except SowError as error:
-        log.warning("the publishers of an aborted write to %s were not fenced: %s", writing.topic, error)
+        log.warning("the publishers of an aborted write to %s were not fenced: %s", writing.named, error)
 
 
 # ---- publishing a partition ----
@@ -264,17 +309,156 @@ class _Bulk:
             self._clear()
 
 
-def publish(
-    writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], publisher_id: str, unit: int, partition: int
-) -> Written:
-    """Publishes all rows of a partition as one unit of a publisher, unless an earlier attempt has [1], [2]."""
-    doing = f"writing partition {partition} to {writing.topic}"
-    with translated(doing), connect(writing.connecting) as client:
-        opened = retried(writing.connecting, lambda: client.open_publisher(publisher_id, unit=unit))
-        if opened.unit_done:
-            return _rows_again(writing, plan, batches, partition, opened.unit_records)
+class _Unit:
+    """The rows of a partition for one topic: a unit of a publisher, unless an earlier attempt has finished it [2]."""
+
+    def __init__(
+        self,
+        client: Client,
+        writing: Writing,
+        plan: RowPlan,
+        publisher_id: str,
+        unit: int,
+        partition: int,
+        life: ExitStack,
+    ) -> None:
+        """`writing`: with the topic. `life`: ends the publisher."""
+        self._writing = writing
+        self._plan = plan
+        self._partition = partition
+        self._rows = 0
+        self._bad = BadRows()
+        self._acks = _Acks(self._bad)
+        self._bulk = _Bulk()
+        self._publisher: Publisher | None = None
+        where = None if writing.topic_column is None else writing.topic  # None: the client is in its cell
+        opened = retried(writing.connecting, lambda: client.open_publisher(publisher_id, unit=unit, topic=where))
+        self._done_before = opened.unit_records
+        self._published_before = 0
+        if not opened.unit_done:
+            self._publisher = life.enter_context(
+                client.publisher(
+                    writing.topic,
+                    ttl=NEVER if writing.ttl == "never" else writing.ttl,
+                    durability=writing.durability,
+                    batch_records=self._batch_size,
+                    max_in_flight=IN_FLIGHT if writing.topic_column is None else IN_FLIGHT_OF_MANY,
+                    retry_for=writing.connecting.retry_for_micros / 1e6,
+                    publisher_id=publisher_id,
+                    epoch=opened.epoch,
+                    unit=unit,
+                    on_ack=self._acks.on_ack,
+                    on_refusal=lambda _: None,  # `on_ack` counts refusals; it knows their rows
+                    delta=writing.mode == "delta",
+                )
+            )
+
+    @property
+    def _batch_size(self) -> int:
+        return self._writing.batch_size or ROWS_PER_REQUEST
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Publishes rows; those of a finished unit are counted."""
+        faults: list[BadRow] = []
+        for step in self._plan.steps(batch, self._rows, faults):
+            if self._publisher is None:
+                self._published_before += len(step.rows)
+                continue
+            self._acks.handed_over.add(step)
+            self._bulk.add(step)
+            if len(self._bulk.payloads) >= self._batch_size:
+                self._bulk.hand_over(self._publisher)
+        self._rows += batch.num_rows
+        if self._publisher is not None:
+            self._bad.add(faults)
+            self._bad.check(self._writing, self._partition, last=False)
+
+    def end(self) -> None:
+        """There are no more rows."""
+        if self._publisher is not None:
+            self._bulk.hand_over(self._publisher)
+
+    def finish(self) -> Written:
+        """Finishes the unit, once the input is known to be whole."""
+        if self._publisher is None:
+            return self._again()
+        bad, publisher = self._bad, self._publisher
+        bad.check(self._writing, self._partition, last=True)
         try:
-            return _publish_new(client, writing, plan, batches, publisher_id, opened.epoch, unit, partition)
+            publisher.finish_unit()
+        except PublishFailed:
+            bad.check(self._writing, self._partition, last=True)
+            if self._writing.on_bad_row != "drop":
+                raise
+            # All other rows are published, so the unit is finished. If this process dies just before that, they are
+            # published again.
+            publisher.finish_unit(without_refused=True)
+        return Written(self._partition, self._acks.applied, bad.count, tuple(bad.samples))
+
+    def _again(self) -> Written:
+        """An earlier attempt has finished this unit: nothing is published. It tells the number of its records, and also
+        0 if that is not known because the publisher has finished later units since.
+
+        Another number of rows now means that Spark has divided the rows differently, so some of them may be in no
+        finished unit. Spark never repeats a batch once a later one has begun. So a unit before the last one means
+        another batch under the same number, as after a change of the checkpoint. Both are errors; otherwise rows would
+        be missing for ever.
+        """
+        writing, partition = self._writing, self._partition
+        published, unit_records = self._published_before, self._done_before
+        fewer_is_usual = writing.on_bad_row == "drop"  # the server may have refused some
+        if published < unit_records or (published > unit_records and not fewer_is_usual):
+            before = f"with {unit_records} rows" if unit_records else "with no row, or long ago"
+            raise SowSourceError(
+                "ROWS_DIFFER",
+                f"partition {partition} was written to {writing.topic} before, {before}, and now has {published}: "
+                "Spark has divided the rows among the partitions differently, or they belong to another batch of that "
+                "number",
+                "give the stream another writerId; then all rows of the batch are written again",
+            )
+        if published and not unit_records:
+            log.warning(
+                "partition %d was written to %s before, with an unknown number of rows; %d rows are not written again",
+                partition,
+                writing.topic,
+                published,
+            )
+        return Written(partition, published, again=True)
+
+
+def publish(to: Target, batches: Iterator[pa.RecordBatch], publisher_id: str, unit: int, partition: int) -> Written:
+    """Publishes all rows of a partition as one unit of a publisher, unless an earlier attempt has [1], [2]. Where a
+    column names their topics, the rows of each topic are a unit of a publisher of their own [5]."""
+    writing = to.writing
+    doing = f"writing partition {partition} to {writing.named}"
+    unnamed = BadRows()
+    rows_before = 0
+    with translated(doing), connect(writing.connecting) as client, ExitStack() as life:
+        try:
+            if to.plan is not None:
+                units = {writing.topic: _Unit(client, writing, to.plan, publisher_id, unit, partition, life)}
+                for batch in batches:
+                    units[writing.topic].add(batch)
+            else:
+                units = {}
+                for batch in batches:
+                    unnamed.add(_without_topic(batch, to.column, rows_before))
+                    unnamed.check(writing, partition, last=False)
+                    rows_before += batch.num_rows
+                    for topic, rows in by_topic(batch, to.column):
+                        if topic not in units:
+                            if len(units) == TOPICS_MAX:
+                                raise _too_many(to.column, partition)
+                            named = replace(writing, topic=topic)
+                            plan = plan_of(client, named, to.schema)
+                            its_id = f"{publisher_id}-{blake2b(topic.encode(), digest_size=8).hexdigest()}"
+                            units[topic] = _Unit(client, named, plan, its_id, unit, partition, life)
+                        units[topic].add(rows)
+            for one in units.values():
+                one.end()
+            require_whole_input()
+            unnamed.check(writing, partition, last=True)
+            return _together(partition, [one.finish() for one in units.values()], unnamed)
         except SowError as error:
             if error.reason != "PUBLISHER_FENCED":
                 raise
@@ -282,89 +466,45 @@ def publish(
             raise SowSourceError(error.reason, f"{doing}: a newer attempt of this task has taken over") from None
 
 
-def _publish_new(
-    client: Client,
-    writing: Writing,
-    plan: RowPlan,
-    batches: Iterator[pa.RecordBatch],
-    publisher_id: str,
-    epoch: int,
-    unit: int,
-    partition: int,
-) -> Written:
-    bad = BadRows()
-    acks = _Acks(bad)
-    bulk = _Bulk()
-    rows = 0
-    with client.publisher(
-        writing.topic,
-        ttl=NEVER if writing.ttl == "never" else writing.ttl,
-        durability=writing.durability,
-        batch_records=writing.batch_size or ROWS_PER_REQUEST,
-        retry_for=writing.connecting.retry_for_micros / 1e6,
-        publisher_id=publisher_id,
-        epoch=epoch,
-        unit=unit,
-        on_ack=acks.on_ack,
-        on_refusal=lambda _: None,  # `on_ack` counts refusals; it knows their rows
-        delta=writing.mode == "delta",
-    ) as publisher:
-        for batch in batches:
-            faults: list[BadRow] = []
-            for step in plan.steps(batch, rows, faults):
-                acks.handed_over.add(step)
-                bulk.add(step)
-                if len(bulk.payloads) >= (writing.batch_size or ROWS_PER_REQUEST):
-                    bulk.hand_over(publisher)
-            bad.add(faults)
-            rows += batch.num_rows
-            bad.check(writing, partition, last=False)
-        bulk.hand_over(publisher)
-        require_whole_input()
-        bad.check(writing, partition, last=True)
-        try:
-            publisher.finish_unit()
-        except PublishFailed:
-            bad.check(writing, partition, last=True)
-            if writing.on_bad_row != "drop":
-                raise
-            # All other rows are published, so the unit is finished. If this process dies just before that, they are
-            # published again.
-            publisher.finish_unit(without_refused=True)
-    return Written(partition, acks.applied, bad.count, tuple(bad.samples))
+def _together(partition: int, written: Sequence[Written], unnamed: BadRows) -> Written:
+    """The result of a task, of those of its topics, and of the rows without a topic."""
+    if len(written) == 1 and not unnamed.count:
+        return written[0]
+    samples = [*unnamed.samples, *(sample for one in written for sample in one.samples)]
+    return Written(
+        partition,
+        sum(one.rows for one in written),
+        sum(one.bad for one in written) + unnamed.count,
+        tuple(samples[:SAMPLES_MAX]),
+        again=bool(written) and all(one.again for one in written),
+    )
 
 
-def _rows_again(
-    writing: Writing, plan: RowPlan, batches: Iterator[pa.RecordBatch], partition: int, unit_records: int
-) -> Written:
-    """An earlier attempt has finished this unit: nothing is published. `unit_records` is the number of its records, and
-    also 0 if that is not known because the publisher has finished later units since.
+# ---- topics that a column names ----
 
-    Another number of rows now means that Spark has divided the rows differently, so some of them may be in no finished
-    unit. Spark never repeats a batch once a later one has begun. So a unit before the last one means another batch
-    under the same number, as after a change of the checkpoint. Both are errors; otherwise rows would be missing for
-    ever.
-    """
-    rows = published = 0
-    for batch in batches:
-        for step in plan.steps(batch, rows, []):
-            published += len(step.rows)
-        rows += batch.num_rows
-    require_whole_input()
-    fewer_is_usual = writing.on_bad_row == "drop"  # the server may have refused some
-    if published < unit_records or (published > unit_records and not fewer_is_usual):
-        before = f"with {unit_records} rows" if unit_records else "with no row, or long ago"
-        raise SowSourceError(
-            "ROWS_DIFFER",
-            f"partition {partition} was written to {writing.topic} before, {before}, and now has {published}: Spark "
-            "has divided the rows among the partitions differently, or they belong to another batch of that number",
-            "give the stream another writerId; then all rows of the batch are written again",
-        )
-    if published and not unit_records:
-        log.warning(
-            "partition %d was written to %s before, with an unknown number of rows; %d rows are not written again",
-            partition,
-            writing.topic,
-            published,
-        )
-    return Written(partition, published, again=True)
+
+def by_topic(batch: pa.RecordBatch, column: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each topic that a column names, in their order, without that column."""
+    topics = batch.column(column)
+    rest = batch.drop_columns([column])
+    encoded = topics.dictionary_encode()
+    for code, topic in enumerate(encoded.dictionary.to_pylist()):
+        alone = len(encoded.dictionary) == 1 and not topics.null_count
+        yield topic, rest if alone else rest.filter(pc.equal(encoded.indices, code))
+
+
+def _without_topic(batch: pa.RecordBatch, column: str, first: int) -> list[BadRow]:
+    """The rows of a batch that name no topic. `first`: the number of its first row."""
+    topics = batch.column(column)
+    if not topics.null_count:
+        return []
+    wrong = f"column {column} is null: there is no topic"
+    return [BadRow(first + at, "ROW_MALFORMED", wrong, "") for at in pc.indices_nonzero(topics.is_null()).to_pylist()]
+
+
+def _too_many(column: str, partition: int) -> SowSourceError:
+    return SowSourceError(
+        "OPTION_INVALID",
+        f"option topicColumn: partition {partition} has rows of more than {TOPICS_MAX} topics",
+        f'write .repartition("{column}"), which puts the rows of a topic together',
+    )

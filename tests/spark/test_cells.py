@@ -1,19 +1,33 @@
-"""Jobs about a topic of another cell (rule C10): the option `server` names one cell, and the topic is in another."""
+"""Jobs about topics of other cells (rules C10, C24): the option `server` names one cell, and topics are in another."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from examples import family
+from examples.flights import read_flights
+from examples.spark import family as spark_family
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
+from sow_spark.errors import SowSourceError
+from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Connecting
+from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxRows
+from sow_spark.reading import ExportPartition, SnapshotReader, opened_at_load
+from sow_spark.schemas import infer
+from sow_spark.stream_cells import CellsReader
 from sow_spark.stream_ending import stop_for_good
+from sow_spark.stream_offsets import Offset
 from tests.support.servers.cells import TwoCells
 
 
@@ -44,7 +58,8 @@ def test_jobs_run_in_the_cell_of_their_topic(spark: SparkSession, cells: TwoCell
     writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert 3 in seen
-    assert topic not in [found.name for found in cells.direct("a").topics()]
+    with cells.direct("a") as direct:
+        assert topic not in [found.name for found in direct.cells()["a"].topics()]
 
 
 def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:
@@ -68,3 +83,369 @@ def test_the_pin_of_a_query_is_removed_in_the_cell_of_its_topic_and_no_other_pin
         options = {"server": cells.home, "topic": topic, "pinName": "nightly"}
         assert stop_for_good(ended, options) == [f"{topic}/nightly"]
         assert [pin.topic for name in (topic, also) for pin in client.durables(name)] == [also]
+
+
+# ---- one DataFrame over topics of several cells ----
+
+SCHEMA = StructType().add("_topic", StringType()).add("id", LongType())
+
+
+def planned(reader: SnapshotReader) -> list[ExportPartition]:
+    found = reader.partitions()
+    return [one for one in found if isinstance(one, ExportPartition)]
+
+
+def rows_of(reader: SnapshotReader, parts: list[ExportPartition]) -> list[tuple[str, int]]:
+    return sorted(
+        (row["_topic"], row["id"]) for part in parts for batch in reader.read(part) for row in batch.to_pylist()
+    )
+
+
+def filled(cells: TwoCells, name: str, sizes: dict[str, int]) -> dict[str, str]:
+    """A topic in each cell, by the name of the cell, with so many records."""
+    topics = {cell: f"{cell}-{name}" for cell in sizes}
+    with Client(cells.home) as client:
+        for cell, topic in topics.items():
+            client.create_topic(topic, key=["/id"], journal=True)
+            client.publish_many(topic, [{"id": number, cell: True} for number in range(sizes[cell])])
+    return topics
+
+
+def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
+    """C24. given topics of two cells / when a pattern, or their list, is read / then each cell has one export with its
+    own topics, each record comes once, and what comes later in one cell is not in it"""
+    topics = filled(cells, "frame", {"a": 3, "b": 700})
+    with Client(cells.home) as client:
+        client.create_topic("b-frame.too", key=["/id"])
+        client.publish("b-frame.too", {"id": 9})
+        expected = sorted([(topic, n) for cell, topic in topics.items() for n in range({"a": 3, "b": 700}[cell])])
+        options = parse_reading({"server": cells.home, "topicPattern": ".-frame.*"})
+        listed = parse_reading({"server": cells.home, "topics": "b-frame,a-frame", "partitions": "4"})
+        for given, extra, number in ((options, [("b-frame.too", 9)], 2), (listed, [], 4)):
+            reader = SnapshotReader(given, SCHEMA)
+            parts = planned(reader)
+            assert len({part.export_id for part in parts}) == 2
+            assert len(parts) == number, "as `partitions` asks for all together"
+            for part in parts:
+                cell = {share.topic[0] for share in part.shares}
+                assert [part.connecting.server] == cells.addresses[cell.pop()]
+                assert not cell, "a task stays in a cell"
+            client.publish("b-frame", {"id": 1_000})
+            assert rows_of(reader, parts) == sorted([*expected, *extra])
+            client.sow_delete("b-frame", keys=["1000"])
+        assert set(infer(options).names) >= {"_topic", "id", "a", "b"}, "a sample of each"
+
+
+def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells) -> None:
+    """given snapshot=load / when records come later, and the exports end / then it shows the instants of the load, and
+    fails afterwards; a load that fails leaves no export"""
+    filled(cells, "load", {"a": 2, "b": 2})
+    options = parse_reading({"server": cells.home, "topics": "a-load,b-load", "snapshot": "load"})
+    loaded = opened_at_load(options)
+    reader = SnapshotReader(options, SCHEMA, loaded)
+    with Client(cells.home) as client:
+        for topic in ("a-load", "b-load"):
+            client.publish(topic, {"id": 7})
+        everything = [("a-load", 0), ("a-load", 1), ("b-load", 0), ("b-load", 1)]
+        assert rows_of(reader, planned(reader)) == everything
+        with cells.direct("b") as direct:
+            direct.close_export(str(loaded[1].export))
+        with pytest.raises(SowSourceError, match="EXPORT_NOT_FOUND"):
+            planned(reader)
+    assert [one.topics for one in loaded] == [("a-load",), ("b-load",)]
+
+
+def test_a_cell_that_is_away_matters_only_for_its_topics(cells: TwoCells) -> None:
+    """given a cell that is down / when topics of the other one are listed / then they are read at once; a pattern, and
+    a topic that is nowhere else, are refused, with the name of the cell"""
+    filled(cells, "away", {"a": 1, "b": 1})
+    cells.servers["b"].kill9()
+    try:
+        given = {"server": cells.home, "retryFor": "0s", "connectTimeout": "1s"}
+        reader = SnapshotReader(parse_reading({**given, "topics": "a-away"}), SCHEMA)
+        assert rows_of(reader, planned(reader)) == [("a-away", 0)]
+        for named in ({"topics": "a-away,b-away"}, {"topicPattern": ".-away"}):
+            reader = SnapshotReader(parse_reading({**given, **named}), SCHEMA)
+            with pytest.raises(SowSourceError, match=r"UNREACHABLE.*the cell b"):
+                planned(reader)
+    finally:
+        cells.servers["b"].start()
+
+
+def test_a_topic_that_two_cells_have_is_refused(cells: TwoCells) -> None:
+    """given placements that differ / when both cells have a topic / then no DataFrame has its records twice"""
+    filled(cells, "twice", {"a": 1, "b": 1})
+    cells.place(("b-twice", "a"), at="a")
+    try:
+        with Client(cells.home) as client:
+            client.create_topic("b-twice")
+        for named in ({"topicPattern": ".-twice"}, {"topics": "a-twice,b-twice"}):
+            reader = SnapshotReader(parse_reading({"server": cells.home, **named}), SCHEMA)
+            with pytest.raises(SowSourceError, match=r"the cells a and b both have topic b-twice"):
+                planned(reader)
+    finally:
+        cells.place()
+        with cells.direct("a") as direct:
+            direct.delete_topic("b-twice", here=True)
+
+
+# ---- one stream over topics of several cells ----
+
+CHANGES = StructType([*SCHEMA, StructField("_op", StringType())])
+
+
+class Stream:
+    """A query, as Spark runs it."""
+
+    def __init__(self, cells: TwoCells, **options: str) -> None:
+        self._options = {"server": cells.home, "startingFrom": "earliest", "retryFor": "1s", **options}
+        self.restart()
+        self.at: Offset = self.reader.initialOffset()
+
+    def restart(self) -> None:
+        """As from a checkpoint."""
+        self.reader = CellsReader(parse_reading(self._options, "stream"), CHANGES)
+
+    def rows(self, start: Offset, end: Offset) -> list[tuple[str, int]]:
+        return sorted(
+            (row["_topic"], row["id"])
+            for part in self.reader.partitions(start, end)
+            for batch in self.reader.read(part)
+            for row in batch.to_pylist()
+        )
+
+    def next(self, limit: ReadLimit | None = None) -> list[tuple[str, int]]:
+        """The rows of the next micro-batch."""
+        start, self.at = self.at, self.reader.latestOffset(self.at, limit or ReadAllAvailable())
+        found = self.rows(start, self.at)
+        assert self.rows(start, self.at) == found, "whenever it is read"
+        self.reader.commit(self.at)
+        return found
+
+
+def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
+    """C24. given topics of two cells / when they are followed / then each change comes once, also after a restart, and
+    a topic that comes later in a cell has all of its changes"""
+    a, b = filled(cells, "stream", {"a": 2, "b": 3}).values()
+    stream = Stream(cells, topicPattern=".-stream.*", pinName="stream-of-cells")
+    assert sorted(stream.at["cells"]) == ["a", "b"]
+    assert stream.next() == [(a, 0), (a, 1), (b, 0), (b, 1), (b, 2)]
+    assert stream.next() == []
+    with Client(cells.home) as client:
+        client.publish(b, {"id": 7})
+        assert stream.next() == [(b, 7)]
+        before = stream.at
+        client.publish(a, {"id": 8})
+        client.create_topic("b-stream.later", key=["/id"], journal=True)
+        client.publish("b-stream.later", {"id": 9})
+        assert stream.next() == [(a, 8), ("b-stream.later", 9)]
+        told = stream.reader.reportLatestOffset()
+        assert told is not None
+        assert (sorted(told["cells"]), told["recordsBehind"], told["secondsBehind"]) == (["a", "b"], 0, 0)
+        stream.restart()
+        assert stream.rows(before, stream.at) == [(a, 8), ("b-stream.later", 9)]
+        assert stream.next() == []
+        durables = [one for cell in client.cells().values() for one in cell.durables()]
+        pins = [(one.topic, one.name) for one in durables if one.name == "stream-of-cells"]
+        assert sorted(pins) == [(a, "stream-of-cells"), (b, "stream-of-cells"), ("b-stream.later", "stream-of-cells")]
+        ended: Any = SimpleNamespace(stop=lambda: None, recentProgress=[])
+        options = {"server": cells.home, "topicPattern": ".-stream.*", "pinName": "stream-of-cells"}
+        assert sorted(stop_for_good(ended, options)) == sorted(f"{topic}/{name}" for topic, name in pins)
+
+
+def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> None:
+    """given a query whose topics are in one cell / when a topic comes in another one / then none of its changes is
+    missing, and the limit of a trigger holds for both cells together"""
+    filled(cells, "comes", {"a": 0})
+    with Client(cells.home) as client:
+        for number in range(5):  # a commit is not split
+            client.publish("a-comes", {"id": number})
+    stream = Stream(cells, topicPattern=".-comes")
+    assert list(stream.at["cells"]) == ["a"]
+    assert len(stream.next(ReadMaxRows(4))) == 4 - 2, "half of it, as the other cell might have as many"
+    with Client(cells.home) as client:
+        client.create_topic("b-comes", key=["/id"], journal=True)
+        for number in range(5):
+            client.publish("b-comes", {"id": number})
+    batches = [stream.next(ReadMaxRows(4)) for _ in range(5)]
+    assert max(map(len, batches)) <= 4
+    assert sorted(row for batch in batches for row in batch) == [
+        *(("a-comes", number) for number in range(2, 5)),
+        *(("b-comes", number) for number in range(5)),
+    ]
+
+
+def test_a_stream_of_listed_topics_says_which_is_missing_or_gone(cells: TwoCells) -> None:
+    """given a list of topics in two cells / when one is missing at the start / then that is said, and no pin is left;
+    when one is deleted later / then its loss is told, or with failOnDataLoss=false the others go on"""
+    a, b = filled(cells, "listed", {"a": 1, "b": 1}).values()
+    with pytest.raises(SowSourceError, match="TOPIC_NOT_FOUND: topic b-missing is not there"):
+        Stream(cells, topics=f"{a},b-missing", pinName="left")
+    with Client(cells.home) as client:
+        assert not [one for cell in client.cells().values() for one in cell.durables() if one.name == "left"]
+        stream = Stream(cells, topics=f"{b},{a}")
+        assert stream.next() == [(a, 0), (b, 0)]
+        client.delete_topic(b)
+        with pytest.raises(SowSourceError, match=f"DATA_LOST: changes of topic {b} .*has left the cell b"):
+            stream.next()
+    one = stream.at["cells"]["b"]
+    with Client(cells.home) as client:
+        client.create_topic(b, key=["/id"], journal=True)
+    lenient = Stream(cells, topics=f"{a},{b}", failOnDataLoss="false", startingFrom="latest")
+    lenient.at = Offset(cells={**lenient.at["cells"], "b": one})
+    with Client(cells.home) as client:
+        client.publish(a, {"id": 5})
+        client.publish(b, {"id": 6})
+    assert lenient.next() == [(a, 5), (b, 6)]
+
+
+def test_a_stream_begins_at_the_bookmark_of_each_cell(cells: TwoCells) -> None:
+    """given exports of two cells / when a stream starts from their bookmarks / then it has the changes since; a single
+    bookmark is refused"""
+    a, b = filled(cells, "marks", {"a": 1, "b": 1}).values()
+    with cells.direct("a") as at_a, cells.direct("b") as at_b:
+        marks = {"a": at_a.open_export(a).bookmark, "b": at_b.open_export(b).bookmark}
+    with Client(cells.home) as client:
+        for topic in (a, b):
+            client.publish(topic, {"id": 3})
+    assert Stream(cells, topics=f"{a},{b}", startingFrom=json.dumps(marks)).next() == [(a, 3), (b, 3)]
+    for wrong in (str(marks["a"]), json.dumps({"a": marks["a"]})):
+        with pytest.raises(
+            SowSourceError, match=r"startingFrom: there are topics in the cells a, b, and a bookmark is of"
+        ):
+            Stream(cells, topics=f"{a},{b}", startingFrom=wrong)
+
+
+def test_a_query_of_one_cell_goes_on_when_the_server_gets_others(cells: TwoCells) -> None:
+    """given a checkpoint from before there were cells / when the server is one of two / then the query goes on at its
+    position"""
+    a, b = filled(cells, "before", {"a": 2, "b": 1}).values()
+    stream = Stream(cells, topicPattern=".-before")
+    stream.at = stream.at["cells"]["a"]
+    assert stream.next() == [(a, 0), (a, 1)]
+    assert stream.next() == [(b, 0)], "the cell has come into the query"
+
+
+@pytest.mark.long
+def test_a_stream_of_several_cells_in_spark(spark: SparkSession, cells: TwoCells, tmp_path: Path) -> None:
+    """given topics of two cells / when a query follows them, and goes on from its checkpoint / then each change comes
+    once"""
+    a, b = filled(cells, "query", {"a": 3, "b": 4}).values()
+    reader = spark.readStream.format("sow").option("server", cells.home).option("startingFrom", "earliest")
+    stream = reader.schema("id LONG, _topic STRING, _op STRING").option("topicPattern", ".-query").load()
+    found: list[tuple[str, int]] = []
+
+    def take(batch: DataFrame, _: int) -> None:
+        found.extend((row["_topic"], row["id"]) for row in batch.collect())
+
+    for _ in range(2):
+        writer = stream.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint")).foreachBatch(take)
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        with Client(cells.home) as client:
+            for topic in (a, b):
+                client.publish(topic, {"id": 9})
+    assert sorted(found) == [(a, 0), (a, 1), (a, 2), (a, 9), (b, 0), (b, 1), (b, 2), (b, 3), (b, 9)]
+
+
+@pytest.mark.long
+def test_a_dataframe_of_several_cells_in_spark(spark: SparkSession, cells: TwoCells) -> None:
+    """given topics of two cells / when one DataFrame, and a join in SQL, read them / then all rows of its instants are
+    there"""
+    filled(cells, "spark", {"a": 3, "b": 4})
+    reader = spark.read.format("sow").option("server", cells.home).schema("id LONG, _topic STRING")
+    frame = reader.option("topicPattern", ".-spark").load()
+    assert {row["_topic"]: row["count"] for row in frame.groupBy("_topic").count().collect()} == {
+        "a-spark": 3,
+        "b-spark": 4,
+    }
+    with Client(cells.home) as client:
+        for topic in ("a-spark", "b-spark"):
+            client.publish(topic, {"id": 9})
+    assert frame.count() == 7
+    for topic in ("a-spark", "b-spark"):
+        spark.sql(
+            f"CREATE OR REPLACE TEMPORARY VIEW `{topic}` (id LONG) USING sow "
+            f"OPTIONS (server '{cells.home}', topic '{topic}')"
+        )
+    joined = spark.sql("SELECT count(*) AS n FROM `a-spark` JOIN `b-spark` USING (id)").first()
+    assert joined is not None
+    assert joined.n == 4
+
+
+# ---- a family ----
+
+
+@pytest.fixture(scope="module")
+def odd_in_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
+    """Two cells, of which b has the odd topics of each family."""
+    with TwoCells(tmp_path_factory.mktemp("family")) as made:
+        made.place((r".*\.\d[13579]", "b"))
+        yield made
+
+
+def test_a_program_uses_a_family_over_cells(odd_in_b: TwoCells, capsys: pytest.CaptureFixture[str]) -> None:
+    """given real flights in 64 topics of two cells / when they are published, looked up and followed / then each flight
+    number is in the topic of its key"""
+    family.main(odd_in_b.home, 1_500)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["a has 32 topics of the family", "b has 32 topics of the family"]
+    numbers = {flight.key for flight in read_flights(1_500)}
+    assert f"the last departure of each of {len(numbers):,} numbers is there" in told[2]
+    with Client(odd_in_b.home) as client:
+        flights = family.Family(client, "flights")
+        assert told[3] == f"{flights.of('UA|1545|EWR')} has UA|1545|EWR"
+        assert told[4].startswith(f"{len(numbers):,} flights are followed")
+        for topic in flights.topics:
+            keys = {record.key for record in client.query(topic)}
+            assert keys == {key for key in numbers if flights.of(key) == topic}
+
+
+@pytest.mark.long
+def test_spark_reads_and_writes_a_family_over_cells(
+    spark: SparkSession, odd_in_b: TwoCells, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """given the flights of a family / when Spark reads all topics as one DataFrame, and marks some / then each mark is
+    at its flight"""
+    family.main(odd_in_b.home, 1_500)
+    monkeypatch.setattr(spark_family, "session", lambda _: spark)
+    spark_family.main(odd_in_b.home)
+    numbers = {flight.key for flight in read_flights(1_500)}
+    assert f"{len(numbers):,} flights in 64 topics" in capsys.readouterr().out
+    with Client(odd_in_b.home) as client:
+        flights = family.Family(client, "flights")
+        assert flights.count() == len(numbers)
+        assert flights.count("/late = true") == flights.count("/dep_delay > 60") > 10
+
+
+@pytest.mark.long
+def test_rows_go_to_the_topics_that_a_column_names(spark: SparkSession, cells: TwoCells, tmp_path: Path) -> None:
+    """C24. given rows of topics in two cells / when they are written, and a stream writes them again / then each topic
+    has its rows, each batch once; a row without a topic is a bad row, and a topic that is not there fails the job"""
+    a, b = filled(cells, "named", {"a": 0, "b": 0}).values()
+    rows = spark.createDataFrame([(a, 1), (b, 2), (b, 3), (None, 4)], "topic STRING, id LONG")
+    sink = {"server": cells.home, "topicColumn": "topic"}
+    with pytest.raises(PySparkException, match="column topic is null: there is no topic"):
+        rows.write.format("sow").options(**sink).mode("append").save()
+    rows.write.format("sow").options(**sink, onBadRow="drop").mode("append").save()
+    assert (cells.keys("a", a), cells.keys("b", b)) == (["1"], ["2", "3"])
+    with pytest.raises(PySparkException, match="TOPIC_NOT_FOUND"):
+        rows.selectExpr("'b-nowhere' AS topic", "id").write.format("sow").options(**sink).mode("append").save()
+    with pytest.raises(PySparkException, match="topicColumn: counts only in an append"):
+        rows.write.format("sow").options(**sink).mode("overwrite").save()
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.json").write_text(f'{{"t": "{a}", "id": 7}}\n{{"t": "{b}", "id": 8}}\n')
+    stream = spark.readStream.schema("t STRING, id LONG").json(str(tmp_path / "in"))
+    seen: list[list[int]] = []
+    for _ in range(2):  # the batch again, as after a crash before its commit
+        writer = stream.writeStream.format("sow").options(server=cells.home, topicColumn="t", writerId="named")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        shutil.rmtree(tmp_path / "checkpoint")
+        with Client(cells.home) as client:
+            found = [client.get(topic, key) for topic, key in ((a, "7"), (b, "8"))]
+        seen.append([record.version for record in found if record is not None])
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 2

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from sow_client import Client, Topic
-from sow_spark import reading, schemas
+from sow_client import Client
+from sow_spark import cells, reading
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
+from sow_spark.options import Reading
 from sow_spark.reading import Share, SnapshotReader, packed_together
 from tests.support.servers.server import DYNAMIC, ServerProcess
 
@@ -109,14 +110,15 @@ def test_a_topic_that_is_deleted_while_a_pattern_is_planned_is_left_out(
     topic that is not there fails"""
     fill(client, "going.a", ["1"])
     fill(client, "going.b", ["2"])
-    listed = schemas.topics_read
+    read = cells.cells_read
 
-    def deleting(*arguments: Any) -> list[Topic]:
-        found = listed(*arguments)
-        client.delete_topic("going.a")
-        return found
+    @contextmanager
+    def deleting(options: Reading) -> Iterator[list[cells.CellOf]]:
+        with read(options) as found:
+            client.delete_topic("going.a")
+            yield found
 
-    monkeypatch.setattr(reading, "topics_read", deleting)
+    monkeypatch.setattr(reading, "cells_read", deleting)
     assert planned(server, topicPattern="going[.].") == [[("going.b", "2")]]
     monkeypatch.undo()
     with pytest.raises(SowSourceError, match=r"TOPIC_NOT_FOUND.*topic going\.a is not there"):

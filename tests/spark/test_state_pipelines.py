@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 from examples.spark import lake, shares, state_flights, state_lake, state_servers
 from examples.spark.backfill import backfill
 from examples.spark.load_flights import COLUMNS, KEY
-from examples.spark.shares import Shares, share_of
+from examples.spark.shares import Shares
 from examples.spark.state_flights import run, sums
+from sow_client import share_of
 from sow_spark.state_queries import read_state
 from tests.support.servers.server import DYNAMIC, ROOT, ServerProcess
 from tools import state_jar

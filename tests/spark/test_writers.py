@@ -121,7 +121,7 @@ class Sow:
             raise self.fails["described"]
         return SimpleNamespace(name=name, settings=self.settings)
 
-    def open_publisher(self, name: str, *, unit: int = 0) -> OpenedPublisher:
+    def open_publisher(self, name: str, *, unit: int = 0, topic: str | None = None) -> OpenedPublisher:
         self._note("opened", name, unit)
         return self.unit
 

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, compress
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
-from zlib import crc32
 
+from sow.shares import share_of_key
 from sow_server.engine.catalog.topics import Topic, topic_deleted
 from sow_server.engine.commit.soundness import all_told
 from sow_server.engine.doors import Reads
@@ -259,7 +259,7 @@ class KeyShare:
 
     def has(self, key: bytes) -> bool:
         """True if a key belongs to the share."""
-        return crc32(key) % self.of == self.number
+        return share_of_key(key, self.of) == self.number
 
 
 @dataclass(frozen=True, slots=True)
