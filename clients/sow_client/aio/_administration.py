@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from operator import attrgetter
 from typing import Unpack
 
 from sow.v1 import access_pb2, admin_pb2
@@ -35,11 +36,11 @@ class AsyncAdministration(AsyncCalls):
     """The calls of operators."""
 
     async def topics(self, with_statistics: bool = False) -> list[Topic]:
-        """All topics, by name."""
-        response = await self._call(
-            self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics)
-        )
-        return [_admin.topic(topic) for topic in response.topics]
+        """All topics of all cells, by name. Rule: C19."""
+        request = admin_pb2.ListTopicsRequest(with_statistics=with_statistics)
+        answers = await self._everywhere(self._admin.ListTopics, request)
+        found = [_admin.topic(topic) for response in answers.values() for topic in response.topics]
+        return found if len(answers) == 1 else sorted(found, key=attrgetter("name"))
 
     async def create_topic(
         self,
