@@ -1,22 +1,25 @@
 /**
- * The cells of a client: where the calls of a topic go (rules C10 to C14). No I/O, no clock.
+ * The cells of a client: where the calls of a topic go, and which cells there are (rules C10 to C14, C19). No I/O, no clock.
  *
  * The cell of the addresses that the program has given is the client's home. It names the cell and the addresses of a
  * topic that lives elsewhere, in the error TOPIC_ELSEWHERE of a call of which nothing was applied.
  *
- *   [1]  Nothing is asked, made or remembered before the first such error: a client of one server pays one look-up in an
- *        empty map for a call.
+ *   [1]  For a topic nothing is asked, made or remembered before the first such error: a client of one server pays one
+ *        look-up in an empty map for a call.
  *   [2]  Only home's word about addresses counts, so credentials go to addresses of the program and of its home alone.
  *        Another cell's word is a doubt: what is remembered of the topic is forgotten, and home is asked again.
  *   [3]  A call asks home at most `ASKED_MAX` times. If home names a cell again that has denied it in the same call, the
  *        call ends, and its error has the words of both.
  *   [4]  The cells of a client differ in their transports, and in the positions of their publishes (rule P6). All else,
  *        such as TLS, the token and the timeouts, is the client's.
+ *   [5]  Calls over all cells ask home for its placement, beside home's own answer: a client of one server waits for no more
+ *        than that. A placement may change at any time, so each such call asks.
  */
 
 import { type DescMessage, type MessageShape, ScalarType } from "@bufbuild/protobuf";
 import { addressesOf, isHostAndPort } from "./channel.js";
 import { closed, errorLike, InvalidArgument, SowError } from "./errors.js";
+import type { GetPlacementResponse } from "./gen/sow/v1/admin_pb.js";
 import { PositionPool } from "./positions.js";
 import { LOSSES } from "./search.js";
 
@@ -44,15 +47,23 @@ export class Place<T> {
 /** Owns what a client knows of cells, and the transports to those that are not its home. */
 export class Cells<T> {
   readonly home: Place<T>;
-  readonly #opened: (servers: string) => T;
+  readonly #opened: ((servers: string) => T) | undefined;
   readonly #places = new Map<string, Place<T>>(); // by cell and addresses
   readonly #of = new Map<string, Place<T>>(); // of each topic that is not at home
   #isClosed = false;
 
-  /** `opened` makes the transport to addresses; it throws InvalidArgument where the token may not go there. */
-  constructor(home: T, opened: (servers: string) => T) {
-    this.home = new Place("", home);
+  /**
+   * `opened` makes the transport to addresses; it throws InvalidArgument where the token may not go there. undefined: the
+   * client stays at home, whose name is `cell`.
+   */
+  constructor(home: T, opened: ((servers: string) => T) | undefined, cell = "") {
+    this.home = new Place(cell, home);
     this.#opened = opened;
+  }
+
+  /** It stays at home. */
+  get isOne(): boolean {
+    return this.#opened === undefined;
   }
 
   /** The way of a call. `topic`: "" for one that has none, which stays at home. */
@@ -66,7 +77,23 @@ export class Cells<T> {
    */
   learn(topic: string, error: SowError): Place<T> | undefined {
     const { cell = "", servers = "" } = error.details;
-    if (cell === "" || !servers.split(",").every(isHostAndPort)) {
+    const place = this.#place(cell, servers);
+    if (place === undefined) {
+      return undefined;
+    }
+    this.#of.set(topic, place);
+    for (const [oldest] of this.#of) {
+      if (this.#of.size <= KEPT_MAX) {
+        break;
+      }
+      this.#of.delete(oldest);
+    }
+    return place;
+  }
+
+  /** The place of a cell, as home names it. */
+  #place(cell: string, servers: string): Place<T> | undefined {
+    if (this.#opened === undefined || cell === "" || !servers.split(",").every(isHostAndPort)) {
       return undefined;
     }
     if (this.#isClosed) {
@@ -78,14 +105,46 @@ export class Cells<T> {
       place = new Place(cell, this.#opened(servers));
       this.#places.set(key, place);
     }
-    this.#of.set(topic, place);
-    for (const [oldest] of this.#of) {
-      if (this.#of.size <= KEPT_MAX) {
-        break;
+    return place;
+  }
+
+  /**
+   * All cells by their names, as home tells them; undefined: it knows of none ([5]). Throws InvalidArgument, with the cell in
+   * its details, where the client cannot go to one of them; and Cancelled (CLOSED).
+   */
+  placed(told: GetPlacementResponse | undefined): ReadonlyMap<string, Place<T>> {
+    const { cell = "", cells = [] } = told ?? {};
+    const found = new Map<string, Place<T>>();
+    if (cell === "" || cells.length === 0) {
+      return found.set(cell, this.home); // without cells: the caller has no identity (rule C8)
+    }
+    for (const { name, servers } of cells) {
+      found.set(name, name === cell ? this.home : this.#there(name, servers.join(",")));
+    }
+    return found;
+  }
+
+  #there(cell: string, servers: string): Place<T> {
+    let place: Place<T> | undefined;
+    let why = `${JSON.stringify(servers)} is no list of HOST:PORT`;
+    try {
+      place = this.#place(cell, servers);
+    } catch (refused) {
+      if (!(refused instanceof InvalidArgument)) {
+        throw refused;
       }
-      this.#of.delete(oldest);
+      why = refused.text;
+    }
+    if (place === undefined) {
+      const message = `the cell ${cell}: this client does not go there: ${why}`;
+      throw new InvalidArgument(message, { reason: "INVALID_ARGUMENT", details: { cell } });
     }
     return place;
+  }
+
+  /** The way of a call that has no topic, in a certain cell. */
+  at(place: Place<T>): Way<T> {
+    return new Way(this, "", place);
   }
 
   /** The cell has denied the topic, or was not reached: the next call asks home. */
@@ -198,6 +257,10 @@ export class Way<T> implements Led {
 
   /** The error as the program gets it: with the cells, where they matter. */
   told(given: SowError): SowError {
+    if (this.#topic === "") {
+      const { cell } = this.place; // of a call over all cells
+      return cell === "" ? given : errorLike(given, `the cell ${cell}: ${given.text}`, { cell });
+    }
     const error = given.reason === ELSEWHERE && this.#missing !== undefined ? this.#missing.error : given;
     const { reason, text } = error;
     if ((LOSSES.has(reason) || reason === "TOPIC_NOT_FOUND") && this.place !== this.#cells.home) {

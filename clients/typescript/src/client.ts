@@ -9,11 +9,11 @@ import {
   type MessageShape,
 } from "@bufbuild/protobuf";
 import { checkMessage, list, milliseconds } from "./arguments.js";
-import { Cells, topicOf, type Way } from "./cells.js";
+import { Cells, type Place, topicOf, type Way } from "./cells.js";
 import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
-import { cut, invalid, malformed, type Refusal } from "./errors.js";
+import { cut, invalid, malformed, type Refusal, SowError } from "./errors.js";
 import { Forms } from "./forms.js";
-import { AdminService } from "./gen/sow/v1/admin_pb.js";
+import { AdminService, type Topic } from "./gen/sow/v1/admin_pb.js";
 import {
   type PublishRequest,
   type PublishResponse,
@@ -81,37 +81,20 @@ export interface ClientOptions {
 }
 
 /**
- * A client of one server, or of several instances that replicate to each other, or of one of several cells: then it follows
- * a topic to its cell (rule C10). Close it: an open one keeps Node running.
+ * The calls. As it is, it is one of `Client.cells`: it uses the connections of that client, ends with it, and stays in its
+ * cell.
  */
-export class Client {
+export class CellClient {
   readonly #cells: Cells<Transport>;
   readonly #connectTimeoutMs: number;
   readonly #forms: Forms;
+  readonly #parts = new Map<Place<Transport>, CellClient>();
 
-  /**
-   * `server` is HOST or HOST:PORT, or a list of instances: "a:7450,b:7450" or an array. The client uses one of them at a
-   * time, the first that serves, and goes on at the next when that is lost (rule F1).
-   */
-  constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
-    const { tls, token, onFailover } = options;
-    const timeoutMs = milliseconds(options.timeoutMs ?? 30_000, "timeoutMs");
-    const connectTimeoutMs = milliseconds(options.connectTimeoutMs ?? 5_000, "connectTimeoutMs");
-    const isPatient = options.connectTimeoutMs !== undefined;
+  /** Made by `Client`. */
+  protected constructor(cells: Cells<Transport>, connectTimeoutMs: number) {
+    this.#cells = cells;
     this.#connectTimeoutMs = connectTimeoutMs;
-    const opened = (servers: string | readonly string[]): Transport =>
-      new Transport({ server: servers, tls, token, timeoutMs, connectTimeoutMs, isPatient, onFailover });
-    this.#cells = new Cells(opened(server), opened);
     this.#forms = new Forms((name) => this.#unary(AdminService.method.describeTopic, { name }, "reads"));
-  }
-
-  /**
-   * A client as the environment says: SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
-   * SOW_TLS_SERVER_NAME, as for the command `sow`.
-   */
-  static fromEnvironment(options: Omit<ClientOptions, "tls" | "token"> = {}): Client {
-    const { server, ...credentials } = fromEnvironment(process.env);
-    return new Client(server, { ...credentials, ...options });
   }
 
   /**
@@ -122,9 +105,68 @@ export class Client {
     return this.#cells.home.transport.instance;
   }
 
-  /** Closes the connections; calls in progress end. */
-  close(): void {
-    this.#cells.close().forEach((transport) => transport.close());
+  // ---- several cells ----
+
+  /**
+   * All cells of the name space, as the server names them: a client of each, by its name (rule C19). Where there are none,
+   * "" has this client. Each of the others stays in its cell: its `topics` are those of that cell, and it throws
+   * TOPIC_ELSEWHERE for a topic of another one.
+   */
+  async cells(): Promise<ReadonlyMap<string, CellClient>> {
+    if (this.#cells.isOne) {
+      return new Map([[this.#cells.home.cell, this]]);
+    }
+    return new Map([...(await this.#places())].map(([cell, place]) => [cell, this.#part(cell, place)]));
+  }
+
+  #part(cell: string, place: Place<Transport>): CellClient {
+    const made = cell === "" ? this : this.#parts.get(place);
+    if (made !== undefined) {
+      return made;
+    }
+    const part = new CellClient(new Cells(place.transport, undefined, cell), this.#connectTimeoutMs);
+    this.#parts.set(place, part);
+    return part;
+  }
+
+  /**
+   * All topics of all cells, by name. It is whole: if a cell does not answer, it throws its error, with the name of the cell
+   * (rule C19).
+   */
+  async topics({ withStatistics = false }: { withStatistics?: boolean } = {}): Promise<Topic[]> {
+    const answers = await this.#everywhere(AdminService.method.listTopics, { withStatistics });
+    const found = answers.flatMap(({ topics }) => topics);
+    return answers.length === 1 ? found : found.sort((one, other) => (one.name < other.name ? -1 : 1));
+  }
+
+  async #places(): Promise<ReadonlyMap<string, Place<Transport>>> {
+    try {
+      return this.#cells.placed(await this.#unary(AdminService.method.getPlacement, {}, "reads"));
+    } catch (error) {
+      if (error instanceof SowError && error.reason === "UNIMPLEMENTED") {
+        return this.#cells.placed(undefined); // it is too old to have one
+      }
+      throw error;
+    }
+  }
+
+  /** The answers of all cells to a request that changes nothing, or the error of the first that has not answered. */
+  async #everywhere<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    request: MessageInitShape<I>,
+  ): Promise<MessageShape<O>[]> {
+    const { home } = this.#cells;
+    const own = this.#unary(method, request, "reads");
+    if (this.#cells.isOne) {
+      return [await own];
+    }
+    own.catch(() => undefined); // it is awaited in its turn
+    const places = [...(await this.#places()).values()];
+    return await Promise.all(
+      places.map((place) =>
+        place === home ? own : this.#unary(method, request, "reads", { along: this.#cells.at(place) }),
+      ),
+    );
   }
 
   // ---- writing ----
@@ -427,19 +469,22 @@ export class Client {
     request: MessageInitShape<I>,
   ): Promise<MessageShape<O>> {
     const isRead = READS.has(method.name);
-    // At another instance it may mean something else.
-    return await (isRead ? this.#unary(method, request, "reads") : this.#unary(method, request, "unsent", "never"));
+    const ofMany = isRead ? "reads" : "never"; // at another instance it may mean something else
+    return await this.#unary(method, request, isRead ? "reads" : "unsent", { ofMany });
   }
 
-  /** Makes a call in the cell of its topic. `ofMany`: how it is made again where that cell has several instances. */
+  /**
+   * Makes a call in the cell of its topic, or `along` a way. `ofMany`: how it is made again where its cell has several
+   * instances.
+   */
   async #unary<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     init: MessageInitShape<I>,
     repeats: Repeats,
-    ofMany = repeats,
+    { ofMany = repeats, along }: { ofMany?: Repeats; along?: Way<Transport> } = {},
   ): Promise<MessageShape<O>> {
     const request = create(method.input, init);
-    const way = this.#cells.way(topicOf(method.input, request));
+    const way = along ?? this.#cells.way(topicOf(method.input, request));
     for (;;) {
       const { transport } = way.place;
       try {
@@ -478,6 +523,44 @@ export class Client {
         positions.giveBack(position, request.records.length);
       }
     }
+  }
+}
+
+/**
+ * A client of one server, or of several instances that replicate to each other, or of one of several cells: then it follows
+ * a topic to its cell (rule C10). Close it: an open one keeps Node running.
+ */
+export class Client extends CellClient {
+  readonly #all: Cells<Transport>;
+
+  /**
+   * `server` is HOST or HOST:PORT, or a list of instances: "a:7450,b:7450" or an array. The client uses one of them at a
+   * time, the first that serves, and goes on at the next when that is lost (rule F1).
+   */
+  constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
+    const { tls, token, onFailover } = options;
+    const timeoutMs = milliseconds(options.timeoutMs ?? 30_000, "timeoutMs");
+    const connectTimeoutMs = milliseconds(options.connectTimeoutMs ?? 5_000, "connectTimeoutMs");
+    const isPatient = options.connectTimeoutMs !== undefined;
+    const opened = (servers: string | readonly string[]): Transport =>
+      new Transport({ server: servers, tls, token, timeoutMs, connectTimeoutMs, isPatient, onFailover });
+    const cells = new Cells(opened(server), opened);
+    super(cells, connectTimeoutMs);
+    this.#all = cells;
+  }
+
+  /**
+   * A client as the environment says: SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
+   * SOW_TLS_SERVER_NAME, as for the command `sow`.
+   */
+  static fromEnvironment(options: Omit<ClientOptions, "tls" | "token"> = {}): Client {
+    const { server, ...credentials } = fromEnvironment(process.env);
+    return new Client(server, { ...credentials, ...options });
+  }
+
+  /** Closes the connections to all cells; calls in progress end. */
+  close(): void {
+    this.#all.close().forEach((transport) => transport.close());
   }
 }
 

@@ -5,7 +5,7 @@ import test, { after, before } from "node:test";
 import { AccessService, AdminService, Expiration } from "../../src/contract.js";
 import { Client, NotFound, ResyncRequired, SowError, Unavailable } from "../../src/index.js";
 import { TwoCells } from "../support/cells.js";
-import { NO_SERVER } from "../support/server.js";
+import { NO_SERVER, Server } from "../support/server.js";
 
 const skip = NO_SERVER;
 const refusedAs = (reason: string) => (error: unknown) => error instanceof SowError && error.reason === reason;
@@ -185,6 +185,53 @@ test("a cell that is down is told for its topics alone", { skip }, async (t) => 
   for (let attempt = 1; (await client.get(topic, "1").catch(() => null)) === null; attempt++) {
     assert.ok(attempt < 20, "gRPC tries to connect every 2 s, and each get waits 0.3 s");
   }
+});
+
+test("the topics of all cells are one list, and each cell has a client of its own (rule C19)", { skip }, async (t) => {
+  const client = connect(t);
+  const names = (["b", "a", "b", "a"] as const).map((cell) => cells.topic(cell));
+  for (const name of names) {
+    await client.call(AdminService.method.createTopic, { name });
+  }
+  const listed = (await client.topics({ withStatistics: true })).filter(({ name }) => names.includes(name));
+  assert.deepEqual(listed.map(({ name }) => name), names.toSorted());
+  assert.ok(listed.every(({ statistics }) => statistics?.liveRecords === 0n));
+
+  const all = await client.cells();
+  assert.deepEqual([...all.keys()], ["a", "b"]);
+  for (const [cell, only] of all) {
+    assert.equal((await only.call(AdminService.method.getStatus, {})).instance, `${cell}-1`);
+    const own = (await only.topics()).map(({ name }) => name).filter((name) => names.includes(name));
+    assert.deepEqual(own, names.filter((name) => name.startsWith(cell)).toSorted());
+    assert.deepEqual([...(await only.cells())], [[cell, only]]);
+    const foreign = names.find((name) => !name.startsWith(cell))!;
+    await assert.rejects(only.get(foreign, "1"), refusedAs("TOPIC_ELSEWHERE"), "it follows nobody");
+    await only.publish(own[0]!, {}, { key: "1" });
+  }
+  assert.equal((await client.cells()).get("b"), all.get("b"), "made once");
+  client.close();
+  await assert.rejects(all.get("b")!.topics(), refusedAs("CLOSED"), "its connections are those of the client");
+});
+
+test("a list is whole or an error that names the cell", { skip }, async (t) => {
+  const client = connect(t, { connectTimeoutMs: 300 });
+  await cells.servers.b.stop();
+  await assert.rejects(client.topics(), (error) => {
+    assert.ok(error instanceof Unavailable && error.message.startsWith("the cell b: cannot connect"), String(error));
+    assert.equal(error.details["cell"], "b");
+    return true;
+  });
+  assert.ok((await (await client.cells()).get("a")!.topics()).length > 0, "the program may go on with the others");
+  await cells.servers.b.start();
+});
+
+test("a server without a placement is one cell without a name", { skip }, async (t) => {
+  const server = await Server.start(t);
+  const client = new Client(server.address);
+  t.after(() => client.close());
+  await client.publish("orders", {}, { key: "1" });
+  assert.deepEqual((await client.topics()).map(({ name }) => name), ["orders"]);
+  assert.deepEqual([...(await client.cells())], [["", client]]);
 });
 
 test("calls without a topic, and those that every cell answers, are of home", { skip }, async (t) => {

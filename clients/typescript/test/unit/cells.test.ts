@@ -170,6 +170,42 @@ test("a cell that has no such topic, or is not reached, is doubted: home is aske
   assert.deepEqual([error.reason, error.text], ["TOPIC_NOT_FOUND", "the cell b, where t lives: x"]);
 });
 
+test("all cells are those that home names, and none to which the client does not go ([5])", () => {
+  const opened: string[] = [];
+  const cells = new Cells("home", (servers) => {
+    opened.push(servers);
+    if (servers.startsWith("192.")) {
+      throw new InvalidArgument("over TLS only", { reason: "INVALID_ARGUMENT" });
+    }
+    return servers;
+  });
+  const told = (there: string, cell = "a") =>
+    create(AdminService.method.getPlacement.output, {
+      cell,
+      cells: [{ name: "a", servers: ["127.0.0.1:9"] }, { name: "b", servers: there.split(" ") }],
+    });
+  const found = cells.placed(told("127.0.0.1:1 127.0.0.1:2"));
+  assert.deepEqual([...found.keys()], ["a", "b"]);
+  assert.equal(found.get("a"), cells.home, "on the program's own addresses");
+  assert.equal(cells.placed(told("127.0.0.1:1 127.0.0.1:2")).get("b"), found.get("b"));
+  assert.deepEqual(opened, ["127.0.0.1:1,127.0.0.1:2"]);
+  for (const [there, why] of [
+    ["unix:/tmp/sow", '"unix:/tmp/sow" is no list of HOST:PORT'],
+    ["192.0.2.1:1", "over TLS only"],
+  ] as const) {
+    assert.throws(
+      () => cells.placed(told(there)),
+      (error) => ended(error).text === `the cell b: this client does not go there: ${why}` && ended(error).details["cell"] === "b",
+    );
+  }
+  for (const nothing of [undefined, told("127.0.0.1:1", "")]) {
+    assert.deepEqual([...cells.placed(nothing)], [["", cells.home]]);
+  }
+  const only = new Cells("b", undefined, "b");
+  assert.equal(only.way("t").leads(errorOfReason("x", { reason: "TOPIC_ELSEWHERE", details: DETAILS })), false);
+  assert.equal(only.at(only.home).told(errorOfReason("x", { reason: "DENIED" })).text, "the cell b: x");
+});
+
 test("the cell of its first topic decides about a call that has several", () => {
   const way = new Cells("home", (servers) => servers).way("t");
   const error = told("TOPIC_ELSEWHERE", { ...DETAILS, topic: "u" });
