@@ -1,5 +1,5 @@
 /**
- * The cells of a client: where the calls of a topic go, and which cells there are (rules C10 to C14, C19). No I/O, no clock.
+ * The cells of a client: where the calls of a topic go, and which cells there are (rules C10 to C14, C19). No I/O.
  *
  * The cell of the addresses that the program has given is the client's home. It names the cell and the addresses of a
  * topic that lives elsewhere, in the error TOPIC_ELSEWHERE of a call of which nothing was applied.
@@ -9,13 +9,14 @@
  *   [2]  Only home's word about addresses counts, so credentials go to addresses of the program and of its home alone.
  *        Another cell's word is a doubt: what is remembered of the topic is forgotten, and home is asked again.
  *   [3]  A call asks home at most `ASKED_MAX` times. If home names a cell again that has denied it in the same call, the
- *        call ends, and its error has the words of both.
+ *        call begins again after each of `PAUSES_MS`. Then it ends, and its error has the words of both.
  *   [4]  The cells of a client differ in their transports, and in the positions of their publishes (rule P6). All else,
  *        such as TLS, the token and the timeouts, is the client's.
  *   [5]  Calls over all cells ask home for its placement, beside home's own answer: a client of one server waits for no more
  *        than that. A placement may change at any time, so each such call asks.
  */
 
+import { setTimeout as pause } from "node:timers/promises";
 import { type DescMessage, type MessageShape, ScalarType } from "@bufbuild/protobuf";
 import { addressesOf, isHostAndPort } from "./channel.js";
 import { closed, errorLike, InvalidArgument, SowError } from "./errors.js";
@@ -24,6 +25,11 @@ import { PositionPool } from "./positions.js";
 import { LOSSES } from "./search.js";
 
 export const ELSEWHERE = "TOPIC_ELSEWHERE";
+/**
+ * Milliseconds after which a call is made again that two cells have denied, each in favour of the other: so it is while a topic
+ * moves from one to the other (rule C17).
+ */
+export const PAUSES_MS: readonly number[] = [20, 50, 100, ...Array<number>(10).fill(200)];
 /** How often one call is told by home that its topic lives elsewhere. */
 const ASKED_MAX = 2;
 /** Topics whose cell a client remembers; of more, the oldest are forgotten. */
@@ -164,6 +170,7 @@ export class Cells<T> {
 /** A `Way`, as the machines of streams see it. */
 export interface Led {
   leads(error: SowError): boolean;
+  goes(error: SowError): Promise<boolean>;
   told(error: SowError): SowError;
   readonly differs: boolean;
   arrived(): void;
@@ -177,6 +184,7 @@ export class Way<T> implements Led {
   readonly #cells: Cells<T>;
   readonly #topic: string;
   #asked = 0; // how often home has named another cell
+  #paused = 0; // how often the call has begun again
   #home = ""; // the name of home, as it has said
   #denied: { readonly place: Place<T>; readonly named: string } | undefined; // a cell, and the other one that it names
   #missing: { readonly place: Place<T>; readonly error: SowError } | undefined; // a cell that has no such topic
@@ -240,14 +248,32 @@ export class Way<T> implements Led {
     return true;
   }
 
-  /** As `leads`. Throws the error, as `told`, if the call is not to be made again. `begun`: a part of the answer has come. */
-  follow(error: unknown, begun = false): void {
+  /**
+   * Resolves when the call is to be made again, at `place`. Throws the error, as `told`, if it is not. `begun`: a part of the
+   * answer has come.
+   */
+  async follow(error: unknown, begun = false): Promise<void> {
     if (!(error instanceof SowError)) {
       throw error;
     }
-    if (begun || !this.leads(error)) {
+    if (begun || !(await this.goes(error))) {
       throw this.told(error);
     }
+  }
+
+  /** As `leads`; where two cells contradict each other, true after a pause, and home is asked then. */
+  async goes(error: SowError): Promise<boolean> {
+    if (this.leads(error)) {
+      return true;
+    }
+    const ms = error.reason === ELSEWHERE && this.differs ? PAUSES_MS[this.#paused] : undefined;
+    if (ms === undefined) {
+      return false;
+    }
+    this.#paused += 1;
+    this.beginAgain();
+    await pause(ms);
+    return true;
   }
 
   /** It is about another topic of a call that has several. The cell of the first one decides. */

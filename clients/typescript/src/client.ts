@@ -326,7 +326,7 @@ export class CellClient {
         if (payload !== undefined) {
           this.#forms.forget(topic); // it may have been made anew, with another type
         }
-        way.follow(error, begun);
+        await way.follow(error, begun);
       } finally {
         frames?.cancel();
       }
@@ -490,7 +490,7 @@ export class CellClient {
       try {
         return await transport.unary(method, request as MessageInitShape<I>, transport.isOfMany ? ofMany : repeats);
       } catch (error) {
-        way.follow(error);
+        await way.follow(error);
       }
     }
   }
@@ -518,7 +518,7 @@ export class CellClient {
         }
         return response;
       } catch (error) {
-        way.follow(error);
+        await way.follow(error);
       } finally {
         positions.giveBack(position, request.records.length);
       }

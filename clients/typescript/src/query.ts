@@ -98,13 +98,13 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
         }
         return;
       } catch (error) {
-        let broken = streamError(error, ANSWER);
-        if (!begun && this.#way.leads(broken)) {
+        const failed = streamError(error, ANSWER);
+        if (!begun && (await this.#way.goes(failed))) {
           this.header = this.footer = undefined;
           attempt -= 1;
           continue;
         }
-        broken = this.#way.told(broken);
+        const broken = this.#way.told(failed);
         // Whoever gets no connection has waited for one already.
         const passes = frames !== undefined && broken instanceof Unavailable && broken.reason !== "BEHIND";
         if (begun || !passes || attempt === ATTEMPTS_MAX) {
