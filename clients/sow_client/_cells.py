@@ -191,6 +191,11 @@ def _is_address(text: str) -> bool:
     return match is not None and match["host"].lower() not in _SCHEMES
 
 
+def in_cell(cell: str, id: str) -> str:  # noqa: A002 - the name that sessions() and subscriptions() show
+    """The id of something at a server, as a list over several cells shows it."""
+    return f"{cell}/{id}" if cell else id
+
+
 def _not_there(cell: str, cause: str) -> SowError:
     message = f"the cell {cell}: this client does not go there: {cause}"
     return InvalidArgument(message, reason="INVALID_ARGUMENT", details={"cell": cell})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sow_client import SowError, Unavailable
+from sow_client import InvalidArgument, SowError, Unavailable
 from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
 from tests.support.servers.server import ServerProcess, free_port
 from tests.support.simulation.clients import Connect, connect
@@ -68,6 +68,42 @@ def test_a_list_is_whole_or_an_error_that_names_the_cell(connect: Connect, cells
         finally:
             cells.servers["b"].start()
         assert client.topics()
+
+
+def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: TwoCells) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        for name in (here, there):
+            client.create_topic(name, expiration="enabled")
+            client.publish(name, b"{}", key="1", ttl="1h")
+            with client.durable(name, f"of-{name}"):
+                pass
+        due = {one.topic: one.due for one in client.expiry_horizon(spans=["2h"]).topics}
+        assert (due[here], due[there]) == ((1,), (1,))
+        assert {(one.topic, one.name) for one in client.durables()} >= {(name, f"of-{name}") for name in (here, there)}
+        with client.subscribe(here), client.subscribe(there):
+            found = {one.topic: one for one in client.subscriptions()}
+            assert (found[here].id[:2], found[there].id[:2]) == ("a/", "b/")
+            assert [one.id for one in client.subscriptions(there)] == [found[there].id], "the id leads there"
+            assert {one.session for one in found.values()} <= {one.id for one in client.sessions()}
+            with pytest.raises(InvalidArgument, match="there is no subscription 'u99999'"):
+                client.end_subscription("b/u99999")
+            with pytest.raises(InvalidArgument, match="there is no cell c"):
+                client.end_subscription("c/u1")
+            (own,) = client.cells()["b"].subscriptions(there)
+            assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
+
+
+def test_a_load_that_was_listed_is_found_in_its_cell(connect: Connect, cells: TwoCells) -> None:
+    there = cells.topic("b")
+    with cells.direct("b") as direct:
+        direct.create_topic(there)
+        load = direct.open_load(there)
+    with connect(cells.home) as client:
+        assert load.id in [one.id for one in client.loads()]
+        assert client.get_load(load.id).phase == "staging"
+        client.abort_load(load.id)
+        assert [one.phase for one in client.loads(there)] in ([], ["aborted"])
 
 
 @pytest.mark.long

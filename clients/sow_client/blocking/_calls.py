@@ -29,7 +29,7 @@ from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, Line, OnFailover
 from sow_client._payloads import Encoded, PayloadForm
 from sow_client._publish_core import OpenedPublisher
-from sow_client._records import UNKNOWN_FORM
+from sow_client._records import UNKNOWN_FORM, invalid
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
 from sow_client._workers import together
@@ -194,10 +194,13 @@ class Calls:
     def _everywhere(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
     ) -> dict[str, _Response]:
-        """The answers of all cells to a request that changes nothing, by the names of the cells; with a topic, that of
-        its cell, under "". Whole, or the error of the first cell that has not answered. Rule: C19."""
-        if topic_of(request):
-            return {"": self._call(method, request)}
+        """The answers of all cells to a request that changes nothing, by the names of the cells. Whole, or the error of
+        the first cell that has not answered. A request with a topic goes to its cell alone, whose name is "" at home.
+        Rule: C19."""
+        if topic := topic_of(request):
+            way = self._cells.way(topic)
+            response = self._call(method, request, way=way)
+            return {way.place.cell: response}
         answers: dict[Place[Transport], _Response | SowError] = {}
 
         def ask(place: Place[Transport]) -> None:
@@ -222,6 +225,15 @@ class Calls:
                 raise answer
             found[cell] = answer
         return found
+
+    def _way_of(self, shown: str) -> tuple[Way[Transport], str]:
+        """The way to something by its id in a list over all cells, and its id there."""
+        cell, slash, number = shown.partition("/")
+        if slash and len(places := self._all_places()) > 1:
+            if cell not in places:
+                raise invalid("id", f"{shown!r}: there is no cell {cell}")
+            return self._cells.at(places[cell]), number
+        return self._cells.way(""), shown
 
     def close(self) -> None:
         """Closes the connections; calls in progress end. A client of `cells` ends with the one that it comes from."""

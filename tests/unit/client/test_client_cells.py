@@ -193,7 +193,7 @@ def test_that_there_are_no_cells_is_asked_once_a_connection_and_a_placement_each
         assert cells.placed(answer, "connection 1") == {"": cells.home}
         assert not cells.is_to_ask("connection 1")
         assert cells.is_to_ask("connection 2"), "its server may be another one"
-        cells.placed(told(), "connection 2")
+        cells.placed(told(b="b:1"), "connection 2")
     assert cells.is_to_ask("connection 2")
     assert cells.placed(admin_pb2.GetPlacementResponse(cell="home"), "connection 2") == {"home": cells.home}
     assert cells.is_to_ask("connection 2")
