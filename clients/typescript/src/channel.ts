@@ -65,6 +65,15 @@ function target(server: string): string {
   return `${host}:${port}`;
 }
 
+/** Hosts that gRPC takes for a scheme: `unix:7450` is a file, to which a token may go in plain text. */
+const SCHEMES: ReadonlySet<string> = new Set(["unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6", "xds"]);
+
+/** HOST or HOST:PORT, and nothing in gRPC's own notation. */
+export function isHostAndPort(server: string): boolean {
+  const { host } = hostAndPort(server) ?? {};
+  return host !== undefined && !SCHEMES.has(host.toLowerCase());
+}
+
 function hostAndPort(server: string): { host: string; port: string } | undefined {
   const match = /^(\[[0-9a-fA-F:.%]+\]|[^\s:/[\]]+)(?::([0-9]{1,5}))?$/.exec(server);
   return match === null ? undefined : { host: match[1]!, port: match[2] ?? String(DEFAULT_PORT) };

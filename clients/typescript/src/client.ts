@@ -9,15 +9,24 @@ import {
   type MessageShape,
 } from "@bufbuild/protobuf";
 import { checkMessage, list, milliseconds } from "./arguments.js";
+import { Cells, type Place, topicOf, type Way } from "./cells.js";
 import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
-import { cut, invalid, malformed, type Refusal } from "./errors.js";
+import { cut, invalid, malformed, type Refusal, SowError } from "./errors.js";
 import { Forms } from "./forms.js";
-import { AdminService } from "./gen/sow/v1/admin_pb.js";
-import { type PublishRequest, type PublishResponse, PublishStreamRequestSchema, SowService } from "./gen/sow/v1/sow_pb.js";
-import { ErrorReason, type PublisherPosition, PublisherPositionSchema } from "./gen/sow/v1/types_pb.js";
+import { AdminService, type Topic } from "./gen/sow/v1/admin_pb.js";
+import {
+  type PublishRequest,
+  type PublishResponse,
+  PublishStreamRequestSchema,
+  type QueryRequest,
+  type SowDeleteResponse,
+  SowService,
+} from "./gen/sow/v1/sow_pb.js";
+import { ErrorReason } from "./gen/sow/v1/types_pb.js";
 import { type Key, recordKey, recordKeys } from "./keys.js";
 import { needed, REMOVALS } from "./needs.js";
 import { type Document, encode, encodedAs, JSON_FORM, needsForm } from "./payloads.js";
+import { randomToken } from "./positions.js";
 import { PublishCore, Publisher } from "./publisher.js";
 import { QueryResult } from "./query.js";
 import { type Deleted, type JsonObject, onlyOutcome, outcomes, type Published, recordOf, type StoredRecord } from "./records.js";
@@ -53,7 +62,7 @@ import { LiveResult } from "./results.js";
 import type { Instance } from "./search.js";
 import { type FollowingOptions, type OpenSubscription, RETRY_FOR_MS, Subscription } from "./subscription.js";
 import { Transaction } from "./transaction.js";
-import { type OnFailover, RECONNECT_MS, Transport } from "./transport.js";
+import { type Frames, type OnFailover, RECONNECT_MS, type Repeats, Transport } from "./transport.js";
 
 export interface ClientOptions {
   /** TLS to the server, with `{}` for the authorities that Node trusts; without it: plain text. */
@@ -71,45 +80,93 @@ export interface ClientOptions {
   readonly onFailover?: OnFailover;
 }
 
-/** A client of one server, or of several instances that replicate to each other. Close it: an open one keeps Node running. */
-export class Client {
-  readonly #transport: Transport;
+/**
+ * The calls. As it is, it is one of `Client.cells`: it uses the connections of that client, ends with it, and stays in its
+ * cell.
+ */
+export class CellClient {
+  readonly #cells: Cells<Transport>;
   readonly #connectTimeoutMs: number;
   readonly #forms: Forms;
-  readonly #positions = new PositionPool();
+  readonly #parts = new Map<Place<Transport>, CellClient>();
 
-  /**
-   * `server` is HOST or HOST:PORT, or a list of instances: "a:7450,b:7450" or an array. The client uses one of them at a
-   * time, the first that serves, and goes on at the next when that is lost (rule F1).
-   */
-  constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
-    const { tls, token, onFailover } = options;
-    const timeoutMs = milliseconds(options.timeoutMs ?? 30_000, "timeoutMs");
-    const connectTimeoutMs = milliseconds(options.connectTimeoutMs ?? 5_000, "connectTimeoutMs");
-    const isPatient = options.connectTimeoutMs !== undefined;
+  /** Made by `Client`. */
+  protected constructor(cells: Cells<Transport>, connectTimeoutMs: number) {
+    this.#cells = cells;
     this.#connectTimeoutMs = connectTimeoutMs;
-    this.#transport = new Transport({ server, tls, token, timeoutMs, connectTimeoutMs, isPatient, onFailover });
-    const { describeTopic } = AdminService.method;
-    this.#forms = new Forms((name) => this.#transport.unary(describeTopic, { name }, "again"));
+    this.#forms = new Forms((name) => this.#unary(AdminService.method.describeTopic, { name }, "reads"));
   }
 
   /**
-   * A client as the environment says: SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
-   * SOW_TLS_SERVER_NAME, as for the command `sow`.
+   * The instance in use; undefined before the first call, and where the client has one address. Of several cells it is that
+   * of the client's own.
    */
-  static fromEnvironment(options: Omit<ClientOptions, "tls" | "token"> = {}): Client {
-    const { server, ...credentials } = fromEnvironment(process.env);
-    return new Client(server, { ...credentials, ...options });
-  }
-
-  /** The instance in use; undefined before the first call, and where the client has one address. */
   get instance(): Instance | undefined {
-    return this.#transport.instance;
+    return this.#cells.home.transport.instance;
   }
 
-  /** Closes the connections; calls in progress end. */
-  close(): void {
-    this.#transport.close();
+  // ---- several cells ----
+
+  /**
+   * All cells of the name space, as the server names them: a client of each, by its name (rule C19). Where there are none,
+   * "" has this client. Each of the others stays in its cell: its `topics` are those of that cell, and it throws
+   * TOPIC_ELSEWHERE for a topic of another one.
+   */
+  async cells(): Promise<ReadonlyMap<string, CellClient>> {
+    if (this.#cells.isOne) {
+      return new Map([[this.#cells.home.cell, this]]);
+    }
+    return new Map([...(await this.#places())].map(([cell, place]) => [cell, this.#part(cell, place)]));
+  }
+
+  #part(cell: string, place: Place<Transport>): CellClient {
+    const made = cell === "" ? this : this.#parts.get(place);
+    if (made !== undefined) {
+      return made;
+    }
+    const part = new CellClient(new Cells(place.transport, undefined, cell), this.#connectTimeoutMs);
+    this.#parts.set(place, part);
+    return part;
+  }
+
+  /**
+   * All topics of all cells, by name. It is whole: if a cell does not answer, it throws its error, with the name of the cell
+   * (rule C19).
+   */
+  async topics({ withStatistics = false }: { withStatistics?: boolean } = {}): Promise<Topic[]> {
+    const answers = await this.#everywhere(AdminService.method.listTopics, { withStatistics });
+    const found = answers.flatMap(({ topics }) => topics);
+    return answers.length === 1 ? found : found.sort((one, other) => (one.name < other.name ? -1 : 1));
+  }
+
+  async #places(): Promise<ReadonlyMap<string, Place<Transport>>> {
+    try {
+      return this.#cells.placed(await this.#unary(AdminService.method.getPlacement, {}, "reads"));
+    } catch (error) {
+      if (error instanceof SowError && error.reason === "UNIMPLEMENTED") {
+        return this.#cells.placed(undefined); // it is too old to have one
+      }
+      throw error;
+    }
+  }
+
+  /** The answers of all cells to a request that changes nothing, or the error of the first that has not answered. */
+  async #everywhere<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    request: MessageInitShape<I>,
+  ): Promise<MessageShape<O>[]> {
+    const { home } = this.#cells;
+    const own = this.#unary(method, request, "reads");
+    if (this.#cells.isOne) {
+      return [await own];
+    }
+    own.catch(() => undefined); // it is awaited in its turn
+    const places = [...(await this.#places()).values()];
+    return await Promise.all(
+      places.map((place) =>
+        place === home ? own : this.#unary(method, request, "reads", { along: this.#cells.at(place) }),
+      ),
+    );
   }
 
   // ---- writing ----
@@ -187,25 +244,30 @@ export class Client {
     const defaults = streamDefaults(topic, options);
     checkMessage(PublishStreamRequestSchema, defaults);
     const needs = needed(PublishStreamRequestSchema, defaults);
+    const way = this.#cells.way(topic);
+    const pace = {
+      ...{ batchRecords, maxInFlight, retryForMs, connectTimeoutMs },
+      get elsewhere() {
+        return way.place.transport.isOfMany;
+      },
+    };
     const core = new PublishCore(
       defaults,
-      { batchRecords, maxInFlight, retryForMs, connectTimeoutMs, elsewhere: this.#transport.isOfMany },
+      pace,
       publisherId ?? `publisher-${randomBytes(8).toString("hex")}`,
-      { publisherEpoch: 1n, publisherToken: randomToken() },
+      publisherId === undefined ? { publisherEpoch: 1n, publisherToken: randomToken() } : undefined,
+      way,
     );
     const nextEpoch = async () => {
       const { openPublisher } = SowService.method;
-      const { publisherEpoch, publisherToken } = await this.#transport.unary(
-        openPublisher,
-        { publisherId: publisherId! },
-        "unsent",
-      );
+      const request = { publisherId: publisherId! };
+      const { publisherEpoch, publisherToken } = await way.place.transport.unary(openPublisher, request, "unsent");
       return { publisherEpoch, publisherToken };
     };
     return new Publisher(
       core,
       (removes) =>
-        this.#transport.duplex(
+        way.place.transport.duplex(
           SowService.method.publishStream,
           "the answers to the publisher",
           RECONNECT_MS,
@@ -219,7 +281,7 @@ export class Client {
           }
           return this.#forms.of(topic);
         },
-        nextEpoch: publisherId === undefined ? undefined : nextEpoch,
+        nextEpoch,
         onAck,
         onRefusal,
       },
@@ -228,9 +290,7 @@ export class Client {
 
   /** Gives a live record a new lifetime (rule P8); without one given, the one that the topic has for "absent". */
   async touch(topic: string, key: Key, options: TouchOptions = {}): Promise<Published> {
-    return onlyOutcome(
-      await this.#transport.unary(SowService.method.touch, touchRequest(topic, key, options), "unsent"),
-    );
+    return onlyOutcome(await this.#unary(SowService.method.touch, touchRequest(topic, key, options), "unsent"));
   }
 
   /** Removes the lifetime of a live record (rule P8). */
@@ -245,25 +305,31 @@ export class Client {
   async delete(topic: string, options: DeleteOptions): Promise<Deleted> {
     const what = "the progress of the delete";
     const payload = options.data === undefined ? undefined : await this.#forms.encoded(topic, options.data);
-    const frames = await this.#transport.stream(SowService.method.sowDelete, deleteRequest(topic, options, payload), what);
-    try {
-      for (;;) {
-        const { done, value } = await frames.next();
-        if (done) {
-          throw cut(what);
+    const request = deleteRequest(topic, options, payload);
+    const way = this.#cells.way(topic);
+    for (let begun = false; ; ) {
+      let frames: Frames<SowDeleteResponse> | undefined;
+      try {
+        frames = await way.place.transport.stream(SowService.method.sowDelete, request, what);
+        for (;;) {
+          const { done, value } = await frames.next();
+          if (done) {
+            throw cut(what);
+          }
+          begun = true;
+          if (value.done) {
+            const { matched, deleted, lastSequence, absentFields } = value;
+            return { matched, deleted, lastSequence, absentFields };
+          }
         }
-        if (value.done) {
-          const { matched, deleted, lastSequence, absentFields } = value;
-          return { matched, deleted, lastSequence, absentFields };
+      } catch (error) {
+        if (payload !== undefined) {
+          this.#forms.forget(topic); // it may have been made anew, with another type
         }
+        await way.follow(error, begun);
+      } finally {
+        frames?.cancel();
       }
-    } catch (error) {
-      if (payload !== undefined) {
-        this.#forms.forget(topic); // it may have been made anew, with another type
-      }
-      throw error;
-    } finally {
-      frames.cancel();
     }
   }
 
@@ -284,7 +350,7 @@ export class Client {
     for (let first = 0; first < every.length; first += RECORDS_PER_REQUEST_MAX) {
       const chunk = every.slice(first, first + RECORDS_PER_REQUEST_MAX);
       const request = { topic, keys: chunk, minPosition, ...(select === undefined ? {} : { select }) };
-      const { records } = await this.#transport.unary(SowService.method.get, request, "again");
+      const { records } = await this.#unary(SowService.method.get, request, "reads");
       found.push(...records.map((record) => recordOf<T>(record)));
     }
     return found;
@@ -292,8 +358,7 @@ export class Client {
 
   /** The live records of a topic that match `filter`, from one instant (rules Q1, Q2). */
   query<T = JsonObject>(topic: string, filter = "", options: QueryOptions = {}): QueryResult<T> {
-    const request = queryRequest(topic, filter, options);
-    return new QueryResult<T>(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
+    return this.#queried<T>(queryRequest(topic, filter, options));
   }
 
   /** The number of live records of a topic, or of those that match `filter`. */
@@ -302,8 +367,7 @@ export class Client {
     filter = "",
     { onAbsentFields, ...options }: CountOptions = {},
   ): Promise<bigint> {
-    const request = { ...queryRequest(topic, filter, options), countOnly: true };
-    const result = new QueryResult(topic, () => this.#transport.stream(SowService.method.query, request, QUERY));
+    const result = this.#queried({ ...queryRequest(topic, filter, options), countOnly: true });
     if ((await result.all()).length > 0) {
       throw malformed("records, where only their number was asked for");
     }
@@ -312,6 +376,12 @@ export class Client {
       onAbsentFields?.(absentFields);
     }
     return matched;
+  }
+
+  #queried<T>(request: QueryRequest): QueryResult<T> {
+    const way = this.#cells.way(request.topic);
+    const open = () => way.place.transport.stream(SowService.method.query, request, QUERY);
+    return new QueryResult<T>(request.topic, open, way);
   }
 
   // ---- following ----
@@ -343,23 +413,34 @@ export class Client {
     options: LiveResultOptions = {},
   ): Promise<LiveResult<T>> {
     const request = liveResultRequest(topic, filter, options);
-    return await new LiveResult<T>(request, this.#openSubscription, this.#following(options)).opened();
+    const way = this.#cells.way(topic);
+    return await new LiveResult<T>(request, this.#subscribing(way), this.#following(way, options)).opened();
   }
 
   async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Subscription<T>> {
     const request = subscribeRequest(topics, options, sow);
-    return await new Subscription<T>(request, this.#openSubscription, this.#following(options)).opened();
+    const way = this.#cells.way(request.topic);
+    return await new Subscription<T>(request, this.#subscribing(way), this.#following(way, options)).opened();
   }
 
-  readonly #openSubscription: OpenSubscription = (request, withinMs) =>
-    this.#transport.stream(SowService.method.subscribe, request, "the subscription", undefined, withinMs);
+  #subscribing(way: Way<Transport>): OpenSubscription {
+    const { subscribe } = SowService.method;
+    return (request, withinMs) =>
+      way.place.transport.stream(subscribe, request, "the subscription", undefined, withinMs);
+  }
 
-  #following({ retryForMs, onInterruption }: Pick<SubscribeOptions, "retryForMs" | "onInterruption">): FollowingOptions {
+  #following(
+    way: Way<Transport>,
+    { retryForMs, onInterruption }: Pick<SubscribeOptions, "retryForMs" | "onInterruption">,
+  ): FollowingOptions {
     return {
       retryForMs: milliseconds(retryForMs ?? RETRY_FOR_MS, "retryForMs"),
       connectTimeoutMs: this.#connectTimeoutMs,
       onInterruption,
-      elsewhere: this.#transport.isOfMany,
+      way,
+      get elsewhere() {
+        return way.place.transport.isOfMany;
+      },
     };
   }
 
@@ -380,14 +461,38 @@ export class Client {
    *
    *     await client.call(AdminService.method.createTopic, { name: "orders", settings: { key: ["/id"] } });
    *
-   * It is made again if it changes nothing, or, with one address, if it was certainly not sent.
+   * It is made again if it changes nothing, or, with one address, if it was certainly not sent. With a topic it goes to the
+   * cell of that topic.
    */
   async call<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
     request: MessageInitShape<I>,
   ): Promise<MessageShape<O>> {
-    const repeats = this.#transport.isOfMany ? "never" : "unsent"; // at another instance it may mean something else
-    return await this.#transport.unary(method, request, READS.has(method.name) ? "again" : repeats);
+    const isRead = READS.has(method.name);
+    const ofMany = isRead ? "reads" : "never"; // at another instance it may mean something else
+    return await this.#unary(method, request, isRead ? "reads" : "unsent", { ofMany });
+  }
+
+  /**
+   * Makes a call in the cell of its topic, or `along` a way. `ofMany`: how it is made again where its cell has several
+   * instances.
+   */
+  async #unary<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    init: MessageInitShape<I>,
+    repeats: Repeats,
+    { ofMany = repeats, along }: { ofMany?: Repeats; along?: Way<Transport> } = {},
+  ): Promise<MessageShape<O>> {
+    const request = create(method.input, init);
+    const way = along ?? this.#cells.way(topicOf(method.input, request));
+    for (;;) {
+      const { transport } = way.place;
+      try {
+        return await transport.unary(method, request as MessageInitShape<I>, transport.isOfMany ? ofMany : repeats);
+      } catch (error) {
+        await way.follow(error);
+      }
+    }
   }
 
   async #single(topic: string, data: Document, { key, ...options }: PublishOptions): Promise<PublishRequest> {
@@ -398,20 +503,64 @@ export class Client {
   }
 
   async #publish(request: PublishRequest): Promise<PublishResponse> {
-    const position = this.#positions.take();
-    request.publisher = position;
     // Another instance does not know whether the condition held when the lost one decided.
     const isConditional = request.records.some((record) => record.condition !== undefined);
-    const repeats = isConditional && this.#transport.isOfMany ? "unsent" : "again";
-    try {
-      const response = await this.#transport.unary(SowService.method.publish, request, repeats);
-      if (response.results.some(({ refusal }) => refusal?.reason === ErrorReason.PAYLOAD_MALFORMED)) {
-        this.#forms.forget(request.topic);
+    const way = this.#cells.way(request.topic);
+    for (;;) {
+      const { transport, positions } = way.place;
+      const position = positions.take();
+      request.publisher = position;
+      try {
+        const repeats = isConditional && transport.isOfMany ? "unsent" : "again";
+        const response = await transport.unary(SowService.method.publish, request, repeats);
+        if (response.results.some(({ refusal }) => refusal?.reason === ErrorReason.PAYLOAD_MALFORMED)) {
+          this.#forms.forget(request.topic);
+        }
+        return response;
+      } catch (error) {
+        await way.follow(error);
+      } finally {
+        positions.giveBack(position, request.records.length);
       }
-      return response;
-    } finally {
-      this.#positions.giveBack(position, request.records.length);
     }
+  }
+}
+
+/**
+ * A client of one server, or of several instances that replicate to each other, or of one of several cells: then it follows
+ * a topic to its cell (rule C10). Close it: an open one keeps Node running.
+ */
+export class Client extends CellClient {
+  readonly #all: Cells<Transport>;
+
+  /**
+   * `server` is HOST or HOST:PORT, or a list of instances: "a:7450,b:7450" or an array. The client uses one of them at a
+   * time, the first that serves, and goes on at the next when that is lost (rule F1).
+   */
+  constructor(server: string | readonly string[] = DEFAULT_SERVER, options: ClientOptions = {}) {
+    const { tls, token, onFailover } = options;
+    const timeoutMs = milliseconds(options.timeoutMs ?? 30_000, "timeoutMs");
+    const connectTimeoutMs = milliseconds(options.connectTimeoutMs ?? 5_000, "connectTimeoutMs");
+    const isPatient = options.connectTimeoutMs !== undefined;
+    const opened = (servers: string | readonly string[]): Transport =>
+      new Transport({ server: servers, tls, token, timeoutMs, connectTimeoutMs, isPatient, onFailover });
+    const cells = new Cells(opened(server), opened);
+    super(cells, connectTimeoutMs);
+    this.#all = cells;
+  }
+
+  /**
+   * A client as the environment says: SOW_SERVER, SOW_TOKEN_FILE, SOW_TLS_CA, SOW_TLS_CERT, SOW_TLS_KEY,
+   * SOW_TLS_SERVER_NAME, as for the command `sow`.
+   */
+  static fromEnvironment(options: Omit<ClientOptions, "tls" | "token"> = {}): Client {
+    const { server, ...credentials } = fromEnvironment(process.env);
+    return new Client(server, { ...credentials, ...options });
+  }
+
+  /** Closes the connections to all cells; calls in progress end. */
+  close(): void {
+    this.#all.close().forEach((transport) => transport.close());
   }
 }
 
@@ -423,6 +572,7 @@ const READS: ReadonlySet<string> = new Set([
   "DescribeDurable",
   "DescribeTopic",
   "Get",
+  "GetPlacement",
   "GetPolicy",
   "GetReplicationStatus",
   "GetStatus",
@@ -449,38 +599,3 @@ const NOT_SENT = {
   message: "an earlier record was refused for a passing reason; this one was not sent",
   currentVersion: 0n,
 };
-
-/** A token for an epoch that no instance has given (rule F11). */
-function randomToken(): bigint {
-  return (randomBytes(8).readBigUInt64BE() >> 2n) + 1n;
-}
-
-/**
- * Gives each request of single publishes the position that makes its retry safe (rule P6).
- *
- * The server regards a sequence at or below its highest one as a retry. Two requests under way must not share a publisher
- * id: the slower one would be dropped as a duplicate. So each request borrows an id.
- */
-class PositionPool {
-  readonly #name = `client-${randomBytes(8).toString("hex")}`;
-  readonly #idle: PublisherPosition[] = [];
-  #made = 0;
-
-  take(): PublisherPosition {
-    return (
-      this.#idle.pop() ??
-      create(PublisherPositionSchema, {
-        publisherId: `${this.#name}-${++this.#made}`,
-        publisherEpoch: 1n,
-        publisherToken: randomToken(),
-        firstSequence: 1n,
-      })
-    );
-  }
-
-  /** The call with this many records has ended, well or not; its sequences are not used again. */
-  giveBack(position: PublisherPosition, records: number): void {
-    position.firstSequence += BigInt(records);
-    this.#idle.push(position);
-  }
-}

@@ -2,7 +2,7 @@
 
 export { ExtData } from "@msgpack/msgpack";
 export type { Tls, Token } from "./channel.js";
-export { Client, type ClientOptions } from "./client.js";
+export { type CellClient, Client, type ClientOptions } from "./client.js";
 export { dateOf, type Duration, type Moment, type Ttl } from "./durations.js";
 export {
   Aborted,

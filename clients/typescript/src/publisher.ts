@@ -11,11 +11,26 @@
  *   [4]  A refusal for a passing reason settles the records before it. The refused record and the rest are sent again
  *        unchanged.
  *   [5]  A publisher that has failed stays failed: every later call throws the same error.
+ *   [6]  A topic that lives in another cell, or moves there, takes the publisher along (rule C13). The cell that says so
+ *        has answered all requests before, and has applied nothing of this one. In the other cell the unsettled records
+ *        begin an epoch.
  */
 
 import { create } from "@bufbuild/protobuf";
+import { ELSEWHERE, type Led } from "./cells.js";
 import { type LifetimeColumn, lifetimeColumn, type Moment, type Ttl } from "./durations.js";
-import { closed, cut, errorLike, errorOfRefusal, invalid, malformed, PublishFailed, type Refusal, SowError } from "./errors.js";
+import {
+  closed,
+  cut,
+  errorLike,
+  errorOfReason,
+  errorOfRefusal,
+  invalid,
+  malformed,
+  PublishFailed,
+  type Refusal,
+  SowError,
+} from "./errors.js";
 import {
   type PublishStreamRequest,
   PublishStreamRequestSchema,
@@ -24,6 +39,7 @@ import {
 import { LifetimeKind } from "./gen/sow/v1/types_pb.js";
 import { type Key, recordKey } from "./keys.js";
 import { type Document, encode, encodedAs, JSON_FORM, needsForm, type PayloadForm } from "./payloads.js";
+import { randomToken } from "./positions.js";
 import { bookmarkOf, type DurabilityName, durabilityName, refusalOf } from "./records.js";
 import { LOSSES } from "./search.js";
 import { Backoff, CUT_REASONS, streamError } from "./statuses.js";
@@ -115,13 +131,18 @@ export class PublishCore {
   knowsRemovals = false;
   /** The present stream cannot take the next request: another one has to be opened for it. */
   mustReopen = false;
+  /** An epoch of the publisher's id has to be begun before the next stream. */
+  wantsEpoch: boolean;
   readonly #defaults: PublishStreamRequest;
   readonly #options: CoreOptions;
   readonly #publisherId: string;
+  readonly #way: Led | undefined;
+  readonly #opens: boolean; // the id is the program's, and the server begins its epochs
   #epoch: Epoch;
   readonly #pending: Row[] = [];
   #pendingBytes = 0;
   #next = 0; // position of the first record that is not sealed
+  #before = 0; // records that were settled in other cells
   #queued: Sealed[] = [];
   #sent: Sealed[] = [];
   #sealedBytes = 0;
@@ -129,8 +150,17 @@ export class PublishCore {
   #refusedReported = 0;
   readonly #backoff = new Backoff();
 
-  /** `defaults` has the fields that all requests share. */
-  constructor(defaults: PublishStreamRequest, options: CoreOptions, publisherId: string, epoch: Epoch) {
+  /**
+   * `defaults` has the fields that all requests share. `epoch`: undefined where the server begins those of the id. `way`: to
+   * the cell of the topic; undefined: there is one place only.
+   */
+  constructor(
+    defaults: PublishStreamRequest,
+    options: CoreOptions,
+    publisherId: string,
+    epoch: Epoch | undefined,
+    way?: Led,
+  ) {
     for (const [name, value, most] of [
       ["batchRecords", options.batchRecords, RECORDS_PER_REQUEST_MAX],
       ["maxInFlight", options.maxInFlight, Number.MAX_SAFE_INTEGER],
@@ -142,7 +172,9 @@ export class PublishCore {
     this.#defaults = defaults;
     this.#options = options;
     this.#publisherId = publisherId;
-    this.#epoch = epoch;
+    this.#opens = this.wantsEpoch = epoch === undefined;
+    this.#epoch = epoch ?? NO_EPOCH;
+    this.#way = way;
   }
 
   // ---- the buffer ----
@@ -214,7 +246,7 @@ export class PublishCore {
       remove: removes ? rows.map((row) => row.removes === true) : [],
       lifetimeKind: lifetimes.map((lifetime) => lifetime.kind),
       lifetimeMicros: lifetimes.map((lifetime) => lifetime.micros),
-      publisher: { publisherId: this.#publisherId, firstSequence: BigInt(this.#next + 1) },
+      publisher: { publisherId: this.#publisherId, firstSequence: BigInt(this.#next - this.#before + 1) },
     });
     this.#queued.push({ request, firstIndex: this.#next, records: count, bytes });
     this.#next += count;
@@ -224,6 +256,7 @@ export class PublishCore {
   /** The epoch of the publisher is known. */
   opened(epoch: Epoch): void {
     this.#epoch = epoch;
+    this.wantsEpoch = false;
   }
 
   // ---- the stream ----
@@ -258,6 +291,11 @@ export class PublishCore {
     const refusals: Refusal[] = [];
     for (const message of response.refusals) {
       const refusal = refusalOf(message, sealed.firstIndex + message.index);
+      if (refusal.reason === ELSEWHERE) {
+        settled = message.index;
+        error = errorOfReason(refusal.message, { reason: ELSEWHERE, details: message.details });
+        break;
+      }
       if (RETRIED_REASONS.has(refusal.reason) || FATAL_REASONS.has(refusal.reason)) {
         settled = message.index;
         error = errorOfRefusal(refusal);
@@ -282,6 +320,7 @@ export class PublishCore {
     this.#refusals.push(...refusals.slice(0, REFUSALS_KEPT_MAX - this.#refusals.length));
     if (settled > 0) {
       this.#backoff.reset();
+      this.#way?.arrived();
     }
     const last = lastSequence > lastDuplicateSequence ? lastSequence : lastDuplicateSequence;
     const bookmark = bookmarkOf(journalEpoch, last);
@@ -332,20 +371,45 @@ export class PublishCore {
   /**
    * Milliseconds to wait before the stream is opened again; throws when the time to retry is over. `nowMs` is a monotonic
    * clock, `jitter` a random number in [0, 1). The time to retry begins with the first failure since the last record was
-   * settled. It is `retryForMs`, or `connectTimeoutMs` while the server was never reached. `backoff`: of another call than
-   * the stream.
+   * settled. It is `retryForMs`, or `connectTimeoutMs` while the server was never reached.
    */
-  retryDelay(
-    error: SowError,
-    { nowMs, jitter, backoff = this.#backoff }: { nowMs: number; jitter: number; backoff?: Backoff },
-  ): number {
+  retryDelay(error: SowError, when: { nowMs: number; jitter: number }): number {
     if (this.mustReopen) {
       this.mustReopen = false;
       return 0;
     }
+    const way = this.#way;
+    if (way === undefined) {
+      return this.#delay(error, false, { ...when, backoff: this.#backoff });
+    }
+    let differs = false;
+    if (error.reason === ELSEWHERE) {
+      this.#beginAnew();
+      if (way.leads(error)) {
+        return 0;
+      }
+      differs = way.differs;
+    }
+    const told = way.told(error);
+    if (differs) {
+      way.beginAgain();
+    }
+    return this.#delay(told, differs, { ...when, backoff: this.#backoff });
+  }
+
+  /** As `retryDelay`, after a question that belongs to no stream, in the cell of the topic. `backoff`: of the question. */
+  askingDelay(error: SowError, when: { nowMs: number; jitter: number; backoff: Backoff }): number {
+    return this.#delay(error, "denied_by" in error.details, when); // two cells contradict each other (rule C13)
+  }
+
+  #delay(
+    error: SowError,
+    passes: boolean,
+    { nowMs, jitter, backoff }: { nowMs: number; jitter: number; backoff: Backoff },
+  ): number {
     const { reason } = error;
     const { retryForMs, connectTimeoutMs, elsewhere } = this.#options;
-    if (!(RETRIED_REASONS.has(reason) || CUT_REASONS.has(reason) || (elsewhere && LOSSES.has(reason)))) {
+    if (!(passes || RETRIED_REASONS.has(reason) || CUT_REASONS.has(reason) || (elsewhere && LOSSES.has(reason)))) {
       throw this.failure(error);
     }
     const neverReached = reason === "UNREACHABLE" && this.acknowledged === 0;
@@ -355,6 +419,22 @@ export class PublishCore {
       throw this.failure(error);
     }
     return delay;
+  }
+
+  /**
+   * Begins an epoch of which the unsettled records are the first: the cell that has refused them takes them for decided (rule
+   * P4), and it may become theirs again ([6]).
+   */
+  #beginAnew(): void {
+    if (this.#opens) {
+      this.wantsEpoch = true;
+    } else {
+      this.#epoch = { publisherEpoch: this.#epoch.publisherEpoch + 1n, publisherToken: randomToken() };
+    }
+    this.#before = this.acknowledged;
+    for (const { request, firstIndex } of this.#queued) {
+      request.publisher!.firstSequence = BigInt(firstIndex - this.#before + 1);
+    }
   }
 
   /** The error as the program gets it, with the numbers of acknowledged and unacknowledged records. */
@@ -381,6 +461,7 @@ export class PublishCore {
   }
 }
 
+const NO_EPOCH: Epoch = { publisherEpoch: 0n, publisherToken: 0n };
 const ABSENT: LifetimeColumn = { kind: LifetimeKind.UNSPECIFIED, micros: 0n };
 
 /** The bytes of a record in a request. A character of a key is at most three bytes for each unit of its text. */
@@ -396,7 +477,7 @@ export interface PublisherHooks {
   readonly lingerMs: number;
   /** Asks for the form of the topic's payloads; `isOld`: what the client remembers does not count. undefined: JSON. */
   readonly form?: ((isOld: boolean) => Promise<PayloadForm>) | undefined;
-  /** Begins an epoch of the publisher's id, before the first stream; undefined: the core has its epoch. */
+  /** Begins an epoch of the publisher's id, where the core wants one. */
   readonly nextEpoch?: (() => Promise<Epoch>) | undefined;
   readonly onAck?: ((ack: Ack) => void) | undefined;
   readonly onRefusal?: ((refusal: Refusal) => void) | undefined;
@@ -567,7 +648,7 @@ export class Publisher {
         if (!(error instanceof SowError)) {
           throw error;
         }
-        await this.#woken(this.#core.retryDelay(error, { nowMs: performance.now(), jitter: Math.random(), backoff }));
+        await this.#woken(this.#core.askingDelay(error, { nowMs: performance.now(), jitter: Math.random(), backoff }));
         this.#check();
       }
     }
@@ -611,10 +692,6 @@ export class Publisher {
   /** Sends until everything is settled, over as many streams as that takes. */
   async #run(): Promise<void> {
     try {
-      const { nextEpoch } = this.#hooks;
-      if (nextEpoch !== undefined) {
-        this.#core.opened(await nextEpoch());
-      }
       while (!this.#closing) {
         if (!this.#core.hasRequests) {
           await this.#woken();
@@ -650,6 +727,9 @@ export class Publisher {
   async #streamOnce(): Promise<SowError> {
     let call: Duplex<PublishStreamRequest, PublishStreamResponse>;
     try {
+      if (this.#core.wantsEpoch) {
+        this.#core.opened(await this.#hooks.nextEpoch!());
+      }
       const { removes } = this.#core;
       call = this.#call = await this.#openStream(removes);
       this.#core.knowsRemovals = removes;

@@ -1,6 +1,7 @@
 /** The answer to a query as the program reads it: header, then records, then footer (rule Q1). */
 
 import { setTimeout as pause } from "node:timers/promises";
+import type { Led } from "./cells.js";
 import { cut, malformed, Unavailable } from "./errors.js";
 import type { QueryResponse } from "./gen/sow/v1/sow_pb.js";
 import { type JsonObject, recordsOf, type StoredRecord } from "./records.js";
@@ -54,11 +55,13 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
   footer: QueryFooter | undefined;
   readonly #topic: string;
   readonly #open: () => Promise<Frames<QueryResponse>>;
+  readonly #way: Led;
 
-  /** Made by `Client.query`. */
-  constructor(topic: string, open: () => Promise<Frames<QueryResponse>>) {
+  /** Made by `Client.query`. `way`: to the cell of the topic. */
+  constructor(topic: string, open: () => Promise<Frames<QueryResponse>>, way: Led) {
     this.#topic = topic;
     this.#open = open;
+    this.#way = way;
   }
 
   async *[Symbol.asyncIterator](): AsyncGenerator<StoredRecord<T>, undefined> {
@@ -95,7 +98,13 @@ export class QueryResult<T = JsonObject> implements AsyncIterable<StoredRecord<T
         }
         return;
       } catch (error) {
-        const broken = streamError(error, ANSWER);
+        const failed = streamError(error, ANSWER);
+        if (!begun && (await this.#way.goes(failed))) {
+          this.header = this.footer = undefined;
+          attempt -= 1;
+          continue;
+        }
+        const broken = this.#way.told(failed);
         // Whoever gets no connection has waited for one already.
         const passes = frames !== undefined && broken instanceof Unavailable && broken.reason !== "BEHIND";
         if (begun || !passes || attempt === ATTEMPTS_MAX) {

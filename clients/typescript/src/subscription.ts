@@ -11,9 +11,12 @@
  *   [3]  A snapshot that cannot continue begins anew. One "resync" tells the program to forget the records so far; there
  *        is none if nothing was handed out. A subscription without a snapshot throws ResyncRequired instead.
  *   [4]  A subscription that is closed, or has thrown why it ended, has no further changes.
+ *   [5]  It goes along when its topic moves to another cell (rule C12), and continues at its position. If the other cell
+ *        does not know that position, [3] holds.
  */
 
 import { create } from "@bufbuild/protobuf";
+import { ELSEWHERE, type Led } from "./cells.js";
 import { changesOf, marksOf, prefixOf } from "./changes.js";
 import { closed, cut, errorLike, malformed, SowError } from "./errors.js";
 import {
@@ -49,6 +52,8 @@ export interface CoreOptions {
   readonly retryForMs: number;
   readonly connectTimeoutMs: number;
   readonly onInterruption: OnInterruption | undefined;
+  /** To the cell of the topic; undefined: there is one place only. */
+  readonly way?: Led;
 }
 
 /** `elsewhere`: there are other instances to go on at. */
@@ -150,6 +155,7 @@ export abstract class FollowingCore<C> {
       this.backoff.reset();
     }
     this.standing = this.stood = true;
+    this.#options.way?.arrived();
     if (this.#interrupted) {
       this.#interrupted = false;
       this.#options.onInterruption?.(null);
@@ -176,17 +182,28 @@ export abstract class FollowingCore<C> {
    * Milliseconds to wait before the next call, after one that ended with `error`; throws if no call is to follow. `nowMs`
    * is a monotonic clock, `jitter` a random number in [0, 1). `elsewhere`: there are other instances to go on at.
    */
-  ended(error: SowError, { nowMs, jitter, elsewhere = false }: { nowMs: number; jitter: number; elsewhere?: boolean }): number {
+  ended(given: SowError, { nowMs, jitter, elsewhere = false }: { nowMs: number; jitter: number; elsewhere?: boolean }): number {
+    const { way } = this.#options;
+    const isLed = way?.leads(given) ?? false;
+    const error = isLed ? given : way?.told(given) ?? given;
     const { reason } = error;
+    const differs = reason === ELSEWHERE && way?.differs === true;
+    if (differs && !isLed) {
+      way.beginAgain(); // as two cells contradict each other
+    }
     // After a change of permissions, rows that it holds may be hidden: only a new snapshot tells which.
     if (this.asked.sow && (RESYNC_REASONS.has(reason) || reason === "ACCESS_CHANGED")) {
       this.snapshot = true;
-    } else if (!(PASSING_REASONS.has(reason) || (elsewhere && LOSS_REASONS.has(reason)) || this.leavesMarks(reason))) {
+    } else if (
+      !(isLed || differs || PASSING_REASONS.has(reason)) &&
+      !(elsewhere && LOSS_REASONS.has(reason)) &&
+      !this.leavesMarks(reason)
+    ) {
       throw this.#failure(error);
     }
     const { retryForMs, connectTimeoutMs, onInterruption } = this.#options;
     const limitMs = this.stood ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
-    const delay = this.backoff.delay(error, { nowMs, jitter, limitMs });
+    const delay = isLed ? 0 : this.backoff.delay(error, { nowMs, jitter, limitMs });
     if (delay === undefined) {
       throw this.#failure(error);
     }

@@ -10,6 +10,8 @@
  *   [5]  A client that was given no `connectTimeoutMs`, and has not been connected yet, does not wait on where the server
  *        refuses twice. A server that says nothing has not refused.
  *   [6]  A request with a field that an older server would ignore is not sent to one (needs [1]).
+ *   [7]  TOPIC_ELSEWHERE is thrown only if no attempt of the call may have been applied: else the caller would make the
+ *        change once more, in the other cell.
  */
 
 import { setTimeout as pause } from "node:timers/promises";
@@ -26,6 +28,7 @@ import {
   toBinary,
 } from "@bufbuild/protobuf";
 import { checkMessage } from "./arguments.js";
+import { ELSEWHERE } from "./cells.js";
 import { addressesOf, Bearer, channelCredentials, channelOptions, type Tls, type Token } from "./channel.js";
 import { AllRefused, closed, errorOfReason, invalid, NoAnswer, SowError, Unavailable } from "./errors.js";
 import { AdminService } from "./gen/sow/v1/admin_pb.js";
@@ -42,8 +45,11 @@ import {
   streamError,
 } from "./statuses.js";
 
-/** Whether a call that has failed is made again ([4]): because a repetition changes nothing; if it was not sent; never. */
-export type Repeats = "again" | "unsent" | "never";
+/**
+ * Whether a call that has failed is made again ([4]): as it only reads; as it is applied once however often it comes; if it
+ * was not sent; never.
+ */
+export type Repeats = "reads" | "again" | "unsent" | "never";
 
 /** Gets the instance that was left, the one now in use, and the reason, such as "UNREACHABLE". */
 export type OnFailover = (left: Instance, used: Instance, reason: string) => void;
@@ -208,6 +214,7 @@ export class Transport {
     const [bytes, needs] = [encoded(method.input, request), needed(method.input, request)];
     const backoff = new Backoff();
     backoff.begin(performance.now());
+    let unknown: SowError | undefined; // why the outcome of an attempt is not known
     for (let attempt = 1; ; attempt++) {
       const line = await this.line(undefined, needs);
       try {
@@ -215,6 +222,12 @@ export class Transport {
       } catch (error) {
         const translated = this.isClosed ? closed("client") : callError(error);
         this.doubt(line, translated);
+        if (translated.reason === ELSEWHERE && unknown !== undefined) {
+          throw unknown;
+        }
+        if (repeats !== "reads" && translated.reason !== "STOPPING" && !neverSent(error)) {
+          unknown = translated;
+        }
         const delayMs = backoff.delay(translated, {
           nowMs: performance.now(),
           jitter: Math.random(),
@@ -294,7 +307,7 @@ export class Transport {
     if (neverSent(error) || (reason === "STOPPING" && this.isOfMany)) {
       return true; // nothing of it was applied
     }
-    return repeats === "again" && (AGAIN_REASONS.has(reason) || (this.isOfMany && LOSSES.has(reason)));
+    return repeats !== "unsent" && (AGAIN_REASONS.has(reason) || (this.isOfMany && LOSSES.has(reason)));
   }
 
   async #ask(line: Line, method: Path, bytes: Uint8Array, withinMs = this.#options.timeoutMs): Promise<Uint8Array> {

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
+import { Cells, type Led } from "../../src/cells.js";
 import { cut, InvalidArgument, PublishFailed, SowError, Unavailable } from "../../src/errors.js";
 import {
   type PublishStreamRequest,
@@ -19,7 +20,11 @@ const EPOCH = { publisherEpoch: 1n, publisherToken: 7n };
 const NOW = { nowMs: 0, jitter: 0 };
 
 function machine(options: Partial<typeof OPTIONS> = {}): PublishCore {
-  return new PublishCore(create(PublishStreamRequestSchema, { topic: "t" }), { ...OPTIONS, ...options }, "p", EPOCH);
+  return made(EPOCH, options);
+}
+
+function made(epoch: typeof EPOCH | undefined, options: Partial<typeof OPTIONS> = {}, way?: Led): PublishCore {
+  return new PublishCore(create(PublishStreamRequestSchema, { topic: "t" }), { ...OPTIONS, ...options }, "p", epoch, way);
 }
 
 function fill(core: PublishCore, count: number, more: { key?: string; bytes?: number } = {}): void {
@@ -328,7 +333,8 @@ test("the epoch of a given id is asked for before the first request", async () =
     assert.equal(request.publisher!.publisherToken, 9n);
     return applied(request);
   });
-  const stream = publisher(open, { nextEpoch: async () => ({ publisherEpoch: 5n, publisherToken: 9n }) });
+  const nextEpoch = async () => ({ publisherEpoch: 5n, publisherToken: 9n });
+  const stream = new Publisher(made(undefined), open, { lingerMs: 1, nextEpoch });
   await stream.publish({ id: 1 });
   await stream.close();
   assert.equal(stream.applied, 1);
@@ -351,4 +357,60 @@ test("removals and puts of one request stay in their order, and wait for a serve
   core.rewind();
   const rest = core.nextRequest()!;
   assert.deepEqual([rest.key, rest.remove], [[""], [false]]);
+});
+
+// ---- cells (rule C13) ----
+
+const details = { topic: "t", cell: "b", servers: "127.0.0.1:1", from_cell: "a" };
+const elsewhere = (index: number) => ({ index, reason: ErrorReason.TOPIC_ELSEWHERE, message: "there", details });
+
+for (const opens of [false, true]) {
+  test(`in the cell of its topic the unsettled records begin an epoch; of the program's id: ${opens} ([6])`, () => {
+    const way = new Cells("home", (servers) => servers).way("t");
+    const core = made(opens ? undefined : EPOCH, {}, way);
+    core.opened(EPOCH);
+    fill(core, 5);
+    core.seal();
+    core.seal();
+    assert.deepEqual(sent(core), [[1n, 3], [4n, 2]]);
+    const { ack, error } = core.acknowledge(response({ applied: 1, refusals: [elsewhere(1)] }));
+    assert.deepEqual([ack.applied, core.refused, error?.details["cell"]], [1, 0, "b"]);
+    core.rewind();
+    assert.equal(core.retryDelay(error!, NOW), 0);
+    assert.deepEqual([way.place.cell, way.place.transport, core.wantsEpoch], ["b", "127.0.0.1:1", opens]);
+    if (opens) {
+      core.opened({ publisherEpoch: 2n, publisherToken: 8n });
+    }
+    const again = core.nextRequest()!;
+    assert.deepEqual([again.publisher!.firstSequence, again.payload.length, again.publisher!.publisherEpoch], [1n, 2, 2n]);
+    assert.notEqual(again.publisher!.publisherToken, 7n, "that one is of the cell before");
+    assert.deepEqual(sent(core), [[3n, 2]]);
+    fill(core, 1);
+    core.seal();
+    assert.deepEqual(sent(core), [[5n, 1]]);
+  });
+}
+
+test("while two cells contradict each other a publisher tries again, for a while ([6])", () => {
+  const way = new Cells("home", (servers) => servers).way("t");
+  const core = made(EPOCH, {}, way);
+  fill(core, 1);
+  core.seal();
+  const refused = (from: string, cell: string) => {
+    sent(core);
+    const { error } = core.acknowledge(response({ refusals: [{ ...elsewhere(0), details: { ...details, cell, from_cell: from } }] }));
+    core.rewind();
+    return error!;
+  };
+  const circle = (nowMs: number) => {
+    assert.equal(core.retryDelay(refused("a", "b"), { nowMs, jitter: 0 }), 0);
+    assert.equal(core.retryDelay(refused("b", "a"), { nowMs, jitter: 0 }), 0);
+    return core.retryDelay(refused("a", "b"), { nowMs, jitter: 0 });
+  };
+  assert.equal(circle(0), 50);
+  assert.equal(way.place.cell, "", "home is asked again");
+  assert.throws(
+    () => circle(9_999),
+    (error) => error instanceof SowError && error.reason === "TOPIC_ELSEWHERE" && /their placements differ; 0 records were/.test(error.message),
+  );
 });

@@ -1,0 +1,77 @@
+/** Two cells, `a` and `b`, of which b has the topics whose names begin with "b-". Each is a real server. */
+
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { AdminService } from "../../src/contract.js";
+import { Client } from "../../src/index.js";
+import { Server } from "./server.js";
+
+export type Cell = "a" | "b";
+/** A pattern of topics, and the cell where they live. */
+type Placed = readonly [pattern: string, cell: Cell];
+
+/** Owns the servers, and the version of their placement. */
+export class TwoCells {
+  readonly servers: Readonly<Record<Cell, Server>>;
+  #version = 0;
+  #topics = 0;
+
+  private constructor(a: Server, b: Server) {
+    this.servers = { a, b };
+  }
+
+  /** Both are running. The test ends them. */
+  static async start(t: { after(end: () => void | Promise<void>): void }): Promise<TwoCells> {
+    const cells = new TwoCells(await Server.make(t), await Server.make(t));
+    cells.#write([], ["a", "b"]);
+    await Promise.all(
+      (["a", "b"] as const).map(async (cell) => {
+        const config = `[server]\ndynamic_topics = true\ninstance = "${cell}-1"\n[placement]\ncell = "${cell}"\n`;
+        cells.servers[cell].configure(`${config}file = "placement.toml"\n`);
+        await cells.servers[cell].start();
+      }),
+    );
+    return cells;
+  }
+
+  /** The address of a cell. */
+  at(cell: Cell): string {
+    return this.servers[cell].address;
+  }
+
+  /** The name of another topic that lives in a cell. */
+  topic(cell: Cell): string {
+    return `${cell}-${++this.#topics}`;
+  }
+
+  /** Loads another placement: these patterns count before "b-.*". */
+  async place(topics: readonly Placed[], at: readonly Cell[] = ["a", "b"]): Promise<void> {
+    this.#write(topics, at);
+    for (const cell of at) {
+      await this.direct(cell, (client) => client.call(AdminService.method.reloadPlacement, {}));
+    }
+  }
+
+  /** Uses a client of one cell. */
+  async direct<Result>(cell: Cell, use: (client: Client) => Promise<Result>): Promise<Result> {
+    const client = new Client(this.at(cell));
+    try {
+      return await use(client);
+    } finally {
+      client.close();
+    }
+  }
+
+  /** The keys of a topic in one cell. */
+  async keys(cell: Cell, topic: string): Promise<string[]> {
+    return await this.direct(cell, async (client) => (await client.query(topic).all()).map(({ key }) => key));
+  }
+
+  #write(topics: readonly Placed[], at: readonly Cell[]): void {
+    this.#version += 1;
+    const cells = (["a", "b"] as const).map((cell) => `${cell} = ["${this.at(cell)}"]\n`).join("");
+    const placed = [...topics, ["b-.*", "b"]].map(([pattern, cell]) => `[[topics]]\npattern = '${pattern}'\ncell = "${cell}"\n`);
+    const text = `version = ${this.#version}\ndefault = "a"\n[cells]\n${cells}${placed.join("")}`;
+    at.forEach((cell) => writeFileSync(join(this.servers[cell].folder, "placement.toml"), text));
+  }
+}
