@@ -21,7 +21,7 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: demo demo-cluster demo-scale test test-long test-fast test-versions test-spark-versions test-lives \
+.PHONY: demo demo-cluster demo-scale test test-long test-fast test-cells test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist man release-dry-run requirements \
 	proto client clean
 
@@ -47,8 +47,14 @@ test-fast: .venv/.installed
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
+	$(MAKE) test-cells
 	$(MAKE) test-spark-versions
 	$(MAKE) test-lives WORKERS=$(PYTEST_WORKERS)
+
+# The tests of the whole once more: each server is CELLS cells, and the topics of each test are spread over them.
+CELLS ?= 3
+test-cells: .venv/.installed .venv/.flights
+	$(PYTEST) -m "not long" --cells $(CELLS) tests/integration $(PYTEST_OPTIONS)
 
 # Lives of the simulation of replication, with clients; a figure after each thousand. LIVES=1 SEED=… ONLY=… repeats one.
 LIVES ?= 100000
