@@ -47,6 +47,7 @@ class CallerSession:
     """A caller with calls under way."""
 
     id: str
+    """Where there are several cells, it has the name of its cell in front, as in "b/s17"."""
     identity: str
     credential: str
     fingerprint: str

@@ -1,22 +1,26 @@
-"""The cells of a client: where the calls of a topic go (rules C10 to C14). Pure: no I/O, no clock.
+"""The cells of a client: where the calls of a topic go, and which cells there are (rules C10 to C14, C19). Pure: no
+I/O, no clock.
 
 The cell of the addresses that the program has given is the client's home. It names the cell and the addresses of a
 topic that lives elsewhere, in the error TOPIC_ELSEWHERE of a call of which nothing was applied.
 
-    [1]  Nothing is asked, made or remembered before the first such error: a client of one server pays one look-up in an
-         empty dictionary for a call.
+    [1]  For a topic nothing is asked, made or remembered before the first such error: a client of one server pays one
+         look-up in an empty dictionary for a call.
     [2]  Only home's word about addresses counts, so credentials go to addresses of the program and of its home alone.
          Another cell's word is a doubt: what is remembered of the topic is forgotten, and home is asked again.
     [3]  A call asks home at most `ASKED_MAX` times. If home names a cell again that has denied it in the same call, the
          call ends, and its error has the words of both.
     [4]  The cells of a client differ in their channels, and in the positions of their publishes (rule P6). All else,
          such as TLS, the token and the timeouts, is the client's.
+    [5]  Calls over all cells ask home for its placement, beside home's own answer: a client of one server waits for no
+         more than that. "There is no placement" holds for the connection that has told it, as only a server that starts
+         can get one. A placement may change at any time, so it is asked for with each such call.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
@@ -70,6 +74,10 @@ class Cells(Generic[_Transport]):
         self._places: dict[str, Place[_Transport]] = {}
         self._of: dict[str, Place[_Transport]] = {}
         """The place of each topic that is not at home."""
+        self._all: Mapping[str, Place[_Transport]] = {"": self.home}
+        """All cells by their names, as far as home has told them."""
+        self._single: object = None
+        """The connection on which home has said that it has no placement."""
         self._lock = threading.Lock()
         self._is_closed = False
         _process.tell(self)
@@ -100,20 +108,70 @@ class Cells(Generic[_Transport]):
     def learn(self, topic: str, error: SowError) -> Place[_Transport] | None:
         """Remembers where home says that a topic lives; None: its answer names no address that a client may use. Raises
         InvalidArgument as `opened`, and Cancelled (CLOSED)."""
-        cell, servers = error.details.get("cell", ""), error.details.get("servers", "")
+        with self._lock:  # else two calls could open two transports, or one that nobody closes
+            place = self._place(error.details.get("cell", ""), error.details.get("servers", ""))
+            if place is not None:
+                self._of[topic] = place
+                if len(self._of) > KEPT_MAX:
+                    del self._of[next(iter(self._of))]
+        return place
+
+    def _place(self, cell: str, servers: str) -> Place[_Transport] | None:
+        """The place of a cell, as home names it. Whoever calls it holds the lock."""
         if self._opened is None or not cell or not all(map(_is_address, servers.split(","))):
             return None
+        if self._is_closed:
+            raise closed("client")
         key = f"{cell} {','.join(parsed(servers))}"
-        with self._lock:  # else two calls could open two transports, or one that nobody closes
-            if self._is_closed:
-                raise closed("client")
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = Place(cell, key, self._opened(servers))
-            self._of[topic] = place
-            if len(self._of) > KEPT_MAX:
-                del self._of[next(iter(self._of))]
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = Place(cell, key, self._opened(servers))
         return place
+
+    # ---- all cells ----
+
+    @property
+    def all(self) -> Mapping[str, Place[_Transport]]:
+        """All cells by their names, as home has told them last. Before that, and without a placement, {"": home}."""
+        return self._all
+
+    def is_to_ask(self, connection: object) -> bool:
+        """True: a call over all cells asks home for its placement ([5]). `connection`: the present one to home."""
+        return self._opened is not None and (self._single is None or self._single != connection)
+
+    def placed(
+        self, told: admin_pb2.GetPlacementResponse | None, connection: object
+    ) -> Mapping[str, Place[_Transport]]:
+        """Takes home's placement in, and returns `all`. None: home knows of none. Raises InvalidArgument, with the
+        cell in its details, where the client cannot go to one of them; and Cancelled (CLOSED)."""
+        if told is None or not told.cell or not told.cells:  # without cells: the caller has no identity (rule C8)
+            found = {"" if told is None else told.cell: self.home}
+            with self._lock:
+                self._all, self._single = found, connection if told is None or not told.cell else None
+            return found
+        found = {}
+        with self._lock:
+            for cell in told.cells:
+                if cell.name == told.cell:
+                    found[cell.name] = self.home
+                    continue
+                try:
+                    place = self._place(cell.name, servers := ",".join(cell.servers))
+                except InvalidArgument as refused:
+                    raise _not_there(cell.name, refused.message) from refused
+                if place is None:
+                    raise _not_there(cell.name, f"{servers!r} is no list of HOST:PORT")
+                found[cell.name] = place
+            self._all, self._single = found, None
+        return found
+
+    def only(self, cell: str) -> None:
+        """These are the cells of a client that stays in this one."""
+        self._all = {cell: self.home}
+
+    def at(self, place: Place[_Transport]) -> Way[_Transport]:
+        """The way of a call that has no topic, in a certain cell."""
+        return Way(self, "", place)
 
     def forget(self, topic: str, place: Place[_Transport]) -> None:
         """The cell has denied the topic, or was not reached: the next call asks home."""
@@ -131,6 +189,16 @@ class Cells(Generic[_Transport]):
 def _is_address(text: str) -> bool:
     match = ADDRESS.fullmatch(text)
     return match is not None and match["host"].lower() not in _SCHEMES
+
+
+def in_cell(cell: str, id: str) -> str:  # noqa: A002 - the name that sessions() and subscriptions() show
+    """The id of something at a server, as a list over several cells shows it."""
+    return f"{cell}/{id}" if cell else id
+
+
+def _not_there(cell: str, cause: str) -> SowError:
+    message = f"the cell {cell}: this client does not go there: {cause}"
+    return InvalidArgument(message, reason="INVALID_ARGUMENT", details={"cell": cell})
 
 
 class Led(Protocol):
@@ -216,6 +284,9 @@ class Way(Generic[_Transport]):
 
     def told(self, error: SowError) -> SowError:
         """The error as the program gets it: with the cells, where they matter."""
+        if not self._topic:  # a call over all cells
+            cell = self.place.cell
+            return error if not cell else error_like(error, f"the cell {cell}: {error.message}", cell=cell)
         if error.reason == ELSEWHERE and self._missing is not None:
             error = self._missing[1]
         if (error.reason in LOSSES or error.reason == "TOPIC_NOT_FOUND") and self.place is not self._cells.home:

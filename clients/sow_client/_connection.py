@@ -92,6 +92,11 @@ class Connection:
         return self._connected
 
     @property
+    def connected(self) -> int:
+        """The number of times that it has been connected, as far as callers have noticed."""
+        return self._connected + (not self._noted)  # a connection counts once the next call has looked for it
+
+    @property
     def is_ready(self) -> bool:
         """True if a call can be made now. Raises ValueError on a closed channel."""
         ready = self._inside.check_connectivity_state(False) == _READY
@@ -221,8 +226,13 @@ class AioConnection:
         self._closed = False
         self._connected = 0
 
-    def follow(self) -> int:
+    @property
+    def connected(self) -> int:
         """The number of times that it has been connected, as far as callers have noticed."""
+        return self._connected
+
+    def follow(self) -> int:
+        """As `connected`: no other thread makes calls meanwhile."""
         return self._connected
 
     def close(self) -> None:

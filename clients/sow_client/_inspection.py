@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 from sow.v1 import admin_pb2
@@ -93,6 +94,22 @@ def horizon(response: admin_pb2.GetExpiryHorizonResponse) -> ExpiryHorizon:
     )
 
 
+def joined(horizons: Sequence[ExpiryHorizon]) -> ExpiryHorizon:
+    """The horizon of several cells, which count from clocks of their own: it is complete, and exact, as far as each of
+    theirs is."""
+    first, *others = horizons
+    if not others:
+        return first
+    as_of = min(one.as_of for one in horizons)
+    return ExpiryHorizon(
+        as_of,
+        first.spans,
+        tuple(sorted((topic for one in horizons for topic in one.topics), key=attrgetter("topic"))),
+        as_of + min(one.complete_upto - one.as_of for one in horizons),
+        as_of + min(one.exact_upto - one.as_of for one in horizons),
+    )
+
+
 # ---- subscriptions ----
 
 
@@ -114,9 +131,10 @@ class KeptResult:
 
 @dataclass(frozen=True, slots=True)
 class ActiveSubscription:
-    """A subscription that is under way at the server."""
+    """A subscription that is under way at a server."""
 
     id: str
+    """Where there are several cells, it has the name of its cell in front, as in "b/u4"."""
     session: str
     """The session of its caller, as `sessions` lists it."""
     identity: str

@@ -5,19 +5,24 @@ Each part is a pair with one interface. The classes are in `aio`, and the genera
     [1]  A worker runs its function once, also if an interrupt has ended an earlier start.
     [2]  Tasks take turns only where they wait, so state that is changed between two waits needs no lock. Threads need
          one. The source of both clients takes it: for tasks it is a guard that does nothing.
+    [3]  Calls that are made together all end before anything is raised, unless the caller itself is ended. One of them
+         runs in the caller's own thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import nullcontext, suppress
-from typing import TypeVarTuple
+from typing import Final, TypeVarTuple
 
 from sow_client import _ends
 
 _Arguments = TypeVarTuple("_Arguments")
+
+TOGETHER_MAX: Final = 32
+"""Threads of calls that are made together; further calls wait for one."""
 
 Lock = threading.Lock
 AioLock = asyncio.Lock
@@ -146,3 +151,37 @@ class AioWorker:
         if self._task is not None and not self._task.done():
             with suppress(RuntimeError):
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+
+
+def together(calls: Sequence[Callable[[], object]]) -> None:
+    """Makes calls at the same time ([3]). Raises what the first of them, in their order, has raised."""
+    faults: dict[int, Exception] = {}
+    left = iter(range(len(calls)))
+
+    def run() -> None:
+        for number in left:
+            try:
+                calls[number]()
+            except Exception as fault:  # noqa: BLE001 - the caller raises it
+                faults[number] = fault
+
+    threads = [
+        threading.Thread(target=run, name="sow-together", daemon=True) for _ in range(min(len(calls), TOGETHER_MAX) - 1)
+    ]
+    for thread in threads:
+        thread.start()
+    run()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise faults[min(faults)]
+
+
+async def aio_together(calls: Sequence[Callable[[], Awaitable[object]]]) -> None:
+    """As `together`."""
+    if len(calls) == 1:
+        await calls[0]()
+        return
+    for outcome in await asyncio.gather(*(call() for call in calls), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import pytest
@@ -25,14 +25,13 @@ from sow_client import (
     SowError,
     Unavailable,
 )
-from sow_client._lines import Line
 from tests.support.fakes.fake_channels import Ended
-from tests.support.servers.cells import TwoCells
+from tests.support.servers.cells import Calls, TwoCells, calls
 from tests.support.servers.http_door import running_door
 from tests.support.simulation.clients import Connect, connect
 from tests.support.stores.describing import describing
 
-__all__ = ["connect"]  # a fixture
+__all__ = ["calls", "connect"]  # fixtures
 pytestmark = pytest.mark.one_client
 
 
@@ -40,24 +39,6 @@ pytestmark = pytest.mark.one_client
 def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
     with TwoCells(tmp_path_factory.mktemp("cells")) as made:
         yield made
-
-
-Calls = list[tuple[str, str]]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The calls that clients make from now on: port and method."""
-    made: Calls = []
-    method = Line.method
-
-    def noted(self: Line[Any], kind: str, path: str, *arguments: Any) -> Callable[..., Any]:
-        if "Describe" not in path:
-            made.append((self.address.target, path.rpartition("/")[2]))
-        return method(self, kind, path, *arguments)
-
-    monkeypatch.setattr(Line, "method", noted)
-    return made
 
 
 def test_a_call_goes_to_the_cell_of_its_topic_and_the_wrong_cell_is_asked_once(

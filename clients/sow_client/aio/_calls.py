@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -28,9 +29,10 @@ from sow_client._failover import FailoverPublish, Instance, Step
 from sow_client._lines import Home, Homes, Line, OnFailover
 from sow_client._payloads import Encoded, PayloadForm
 from sow_client._publish_core import OpenedPublisher
-from sow_client._records import UNKNOWN_FORM
+from sow_client._records import UNKNOWN_FORM, invalid
 from sow_client._settings import form_of_settings
 from sow_client._tokens import Token
+from sow_client._workers import aio_together
 from sow_client.aio._moving import AsyncTransport
 from sow_client.errors import InvalidArgument, NotFound, SowError
 
@@ -94,12 +96,21 @@ class AsyncCalls:
             on_failover=on_failover,
             patient=connect_timeout is not None,
         )
-        self._transport = opened(named.server if server is None else server, channel=channel)
-        """The way to the addresses that were given; `_cells` has those of all cells."""
-        self._cells = Cells(self._transport, opened if channel is None else None)
         self._failover_publish = _failover.checked_mode(
             failover_publish or variables.get(FAILOVER_PUBLISH_VARIABLE) or "again"
         )
+        self._is_part = False
+        """It is a client of `cells()`, whose channels are another's."""
+        transport = opened(named.server if server is None else server, channel=channel)
+        self._begin(transport, opened if channel is None else None)
+
+    def _begin(self, transport: AsyncTransport, opened: Callable[[str], AsyncTransport] | None) -> None:
+        """`opened`: as that of `Cells`."""
+        self._transport = transport
+        """The way to the addresses that were given; `_cells` has those of all cells."""
+        self._cells = Cells(transport, opened)
+        self._parts: dict[str, Self] = {}
+        """The clients of `cells()`, by the keys of their places."""
         self._homes = Homes()
         self._sow = sow_pb2_grpc.SowServiceStub(self._transport.calls)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._transport.calls)
@@ -138,8 +149,96 @@ class AsyncCalls:
             await place.transport.go_back()
         return instance
 
+    async def cells(self) -> dict[str, Self]:
+        """All cells of the name space, as the server names them: a client of each, by its name. Where there are none,
+        {"": this client}.
+
+        Such a client has the settings and connections of this one, ends with it, and never goes to another cell: its
+        lists, `status`, `watch_figures` and the like are of that cell alone. It raises TOPIC_ELSEWHERE for a topic of
+        another one. With a `channel` of the program there is its cell alone.
+
+        Rules: C11, C19.
+        """
+        if self._is_part:
+            return {next(iter(self._cells.all)): self}
+        return {cell: self._part(cell, place) for cell, place in (await self._all_places()).items()}
+
+    def _part(self, cell: str, place: Place[AsyncTransport]) -> Self:
+        if not cell:
+            return self
+        part = self._parts.get(place.key)
+        if part is None:
+            part = copy.copy(self)
+            part._begin(place.transport, None)
+            part._cells.only(cell)
+            part._is_part = True
+            part = self._parts.setdefault(place.key, part)
+        return part
+
+    async def _all_places(self) -> Mapping[str, Place[AsyncTransport]]:
+        """All cells by their names, as home names them now. Raises InvalidArgument where this client cannot go to one
+        of them. Rule: C19."""
+        if self._cells.is_to_ask(self._transport.connection):
+            return self._cells.placed(await self._ask_placement(), self._transport.connection)
+        return self._cells.all
+
+    async def _ask_placement(self) -> admin_pb2.GetPlacementResponse | None:
+        """The placement of home; None: it is too old to have one."""
+        try:
+            return await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest())
+        except SowError as error:
+            if error.reason != "UNIMPLEMENTED":
+                raise
+            return None
+
+    async def _everywhere(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
+    ) -> dict[str, _Response]:
+        """The answers of all cells to a request that changes nothing, by the names of the cells. Whole, or the error of
+        the first cell that has not answered. A request with a topic goes to its cell alone, whose name is "" at home.
+        Rule: C19."""
+        if topic := topic_of(request):
+            way = self._cells.way(topic)
+            response = await self._call(method, request, way=way)
+            return {way.place.cell: response}
+        answers: dict[Place[AsyncTransport], _Response | SowError] = {}
+
+        async def ask(place: Place[AsyncTransport]) -> None:
+            try:
+                answer: _Response = await self._call(method, request, way=self._cells.at(place))
+            except SowError as error:
+                answers[place] = error
+            else:
+                answers[place] = answer
+
+        calls: list[Callable[[], Awaitable[object]]] = [partial(ask, place) for place in self._cells.all.values()]
+        if asks := self._cells.is_to_ask(self._transport.connection):
+            calls.append(self._all_places)
+        await aio_together(calls)
+        places = self._cells.all if asks else await self._all_places()  # the calls may have connected anew
+        if new := [partial(ask, place) for place in places.values() if place not in answers]:
+            await aio_together(new)
+        found: dict[str, _Response] = {}
+        for cell, place in places.items():
+            answer = answers[place]
+            if isinstance(answer, SowError):
+                raise answer
+            found[cell] = answer
+        return found
+
+    async def _way_of(self, shown: str) -> tuple[Way[AsyncTransport], str]:
+        """The way to something by its id in a list over all cells, and its id there."""
+        cell, slash, number = shown.partition("/")
+        if slash and len(places := await self._all_places()) > 1:
+            if cell not in places:
+                raise invalid("id", f"{shown!r}: there is no cell {cell}")
+            return self._cells.at(places[cell]), number
+        return self._cells.way(""), shown
+
     async def close(self) -> None:
-        """Closes the connections; calls in progress end."""
+        """Closes the connections; calls in progress end. A client of `cells` ends with the one that it comes from."""
+        if self._is_part:
+            return
         for transport in self._cells.close():
             await transport.close()
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -337,10 +338,15 @@ class AsyncFollowing(AsyncCalls):
         )
 
     async def durables(self, topic: str | None = None, *, with_figures: bool = False) -> list[Durable]:
-        """The durable subscriptions of a topic, or of all topics; `with_figures`: with figures before filtering."""
+        """The durable subscriptions of a topic, or of all topics of all cells; `with_figures`: with figures before
+        filtering.
+
+        Rule: C19.
+        """
         request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
-        response = await self._call(self._admin.ListDurables, request)
-        return [_retention.durable(one) for one in response.durables]
+        answers = await self._everywhere(self._admin.ListDurables, request)
+        found = [_retention.durable(one) for response in answers.values() for one in response.durables]
+        return found if len(answers) == 1 else sorted(found, key=attrgetter("topic", "name"))
 
     async def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
         """One durable subscription with its figures. With `exact` the server reads the entries and counts only those

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from dataclasses import replace
+from operator import attrgetter
 
 from sow.v1 import admin_pb2
 from sow_client import _history, _inspection, _placement, _statuses
+from sow_client._cells import in_cell
 from sow_client._history import History
 from sow_client._inspection import ActiveSubscription, ConfigSetting, ExpiryHorizon, Figures, LogLevel, LogLine
 from sow_client._keys import Key
@@ -39,27 +42,44 @@ class AsyncInspecting(AsyncCalls):
     async def expiry_horizon(
         self, topic: str | None = None, spans: Iterable[Ttl] = (), *, exact: bool = False
     ) -> ExpiryHorizon:
-        """The numbers of records of a topic, or of all topics, that fall due in each of several spans of time.
+        """The numbers of records of a topic, or of all topics of all cells, that fall due in each of several spans of
+        time.
 
         `spans`: their ends from now, rising, such as ("1m", "1h"); by default 1m, 10m, 1h, 6h, 1d, 7d. Up to 100,000
         records are looked at, and further ones counted by the expiry index, which is an estimate where lifetimes were
         changed: `ExpiryHorizon.exact_upto`. With `exact` the count ends there. A caller with `rows` on a topic may not
         ask for it.
 
-        Rule: L22.
+        Each cell counts from its own clock; the horizon of several has the earliest of their times.
+
+        Rules: L22, C19.
         """
         request = _inspection.horizon_request(topic, spans, exact=exact)
-        return _inspection.horizon(await self._call(self._admin.GetExpiryHorizon, request))
+        answers = await self._everywhere(self._admin.GetExpiryHorizon, request)
+        return _inspection.joined([_inspection.horizon(answer) for answer in answers.values()])
 
     async def subscriptions(self, topic: str | None = None) -> list[ActiveSubscription]:
-        """The subscriptions under way at the server, or those of a topic, in the order of their begin."""
+        """The subscriptions under way in all cells, or those of a topic, in the order of their begin. Where there are
+        several cells, an id has the name of its cell in front of it, such as "b/u4".
+
+        Rule: C19.
+        """
         request = admin_pb2.ListSubscriptionsRequest(topic=topic or "")
-        response = await self._call(self._admin.ListSubscriptions, request)
-        return [_inspection.subscription(message) for message in response.subscriptions]
+        answers = await self._everywhere(self._admin.ListSubscriptions, request)
+        told = bool(topic) or len(answers) > 1
+        found = [
+            replace(one, id=in_cell(cell, one.id), session=in_cell(cell, one.session)) if told else one
+            for cell, answer in answers.items()
+            for one in map(_inspection.subscription, answer.subscriptions)
+        ]
+        return found if len(answers) == 1 else sorted(found, key=attrgetter("since"))
 
     async def end_subscription(self, id: str) -> None:  # noqa: A002 - the name that subscriptions() shows
-        """Ends a subscription with ACCESS_CHANGED. Its client may subscribe again; `subscribe` does so by itself."""
-        await self._call(self._admin.EndSubscription, admin_pb2.EndSubscriptionRequest(id=id), once=True)
+        """Ends a subscription with ACCESS_CHANGED. Its client may subscribe again; `subscribe` does so by itself. `id`
+        as `subscriptions` has it; without a cell in front, one of the client's own."""
+        way, number = await self._way_of(id)
+        request = admin_pb2.EndSubscriptionRequest(id=number)
+        await self._call(self._admin.EndSubscription, request, once=True, way=way)
 
     async def watch_figures(
         self, interval: Ttl = "1s", *, topics_max: int = 100, history: Ttl | None = None

@@ -6,11 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
+from operator import attrgetter
 from typing import Unpack
 
 from sow.v1 import access_pb2, admin_pb2
 from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
+from sow_client._cells import in_cell
 from sow_client._failover import Instance
 from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
@@ -36,9 +39,11 @@ class Administration(Calls):
     """The calls of operators."""
 
     def topics(self, with_statistics: bool = False) -> list[Topic]:
-        """All topics, by name."""
-        response = self._call(self._admin.ListTopics, admin_pb2.ListTopicsRequest(with_statistics=with_statistics))
-        return [_admin.topic(topic) for topic in response.topics]
+        """All topics of all cells, by name. Rule: C19."""
+        request = admin_pb2.ListTopicsRequest(with_statistics=with_statistics)
+        answers = self._everywhere(self._admin.ListTopics, request)
+        found = [_admin.topic(topic) for response in answers.values() for topic in response.topics]
+        return found if len(answers) == 1 else sorted(found, key=attrgetter("name"))
 
     def create_topic(
         self,
@@ -382,11 +387,21 @@ class Administration(Calls):
         return response.identities, response.ended_calls
 
     def sessions(self) -> list[CallerSession]:
-        """The callers that have calls under way."""
-        response = self._call(self._access.ListSessions, access_pb2.ListSessionsRequest())
-        return [_access.session(message) for message in response.sessions]
+        """The callers that have calls under way, in all cells. Where there are several cells, an id has the name of its
+        cell in front of it, such as "b/s17".
+
+        Rule: C19.
+        """
+        answers = self._everywhere(self._access.ListSessions, access_pb2.ListSessionsRequest())
+        return [
+            replace(one, id=in_cell(cell, one.id)) if len(answers) > 1 else one
+            for cell, answer in answers.items()
+            for one in map(_access.session, answer.sessions)
+        ]
 
     def end_session(self, id: str) -> int:  # noqa: A002 - the name that sessions() shows
-        """Ends the calls of a session that last; returns their number."""
-        response = self._call(self._access.EndSession, access_pb2.EndSessionRequest(id=id), once=True)
-        return response.ended_calls
+        """Ends the calls of a session that last; returns their number. `id` as `sessions` has it; without a cell in
+        front, one of the client's own."""
+        way, number = self._way_of(id)
+        request = access_pb2.EndSessionRequest(id=number)
+        return (self._call(self._access.EndSession, request, once=True, way=way)).ended_calls

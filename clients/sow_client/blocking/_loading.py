@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Final, Literal, Protocol, Self
 
@@ -103,9 +104,22 @@ class Loading(Calls):
         return _loads.info(self._call(self._load.GetLoad, request, home=self._homes.of(load_id)))
 
     def loads(self, topic: str | None = None) -> list[LoadInfo]:
-        """The loads of a topic, or of all topics, including those that ended within the last day."""
-        response = self._call(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
-        return [_loads.info(one) for one in response.loads]
+        """The loads of a topic, or of all topics of all cells, also those that ended within the last day. Other calls
+        with their ids go to their cells from then on.
+
+        Rule: C19.
+        """
+        answers = self._everywhere(self._load.ListLoads, load_pb2.ListLoadsRequest(topic=topic or ""))
+        found: list[LoadInfo] = []
+        for cell, response in answers.items():
+            loads = [_loads.info(one) for one in response.loads]
+            place = self._cells.way(topic).place if topic else self._cells.all.get(cell, self._cells.home)
+            for one in loads if place is not self._cells.home else ():
+                if self._homes.of(one.id) is None:
+                    self._homes.keep(one.id, home := Home("the load"))
+                    place.begins(home)
+            found += loads
+        return found if len(answers) == 1 else sorted(found, key=attrgetter("opened"))
 
     def renew_load(self, load_id: str) -> timedelta:
         """Restarts the lease; returns its length. Raises NotFound (LOAD_NOT_FOUND)."""

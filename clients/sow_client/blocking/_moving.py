@@ -106,6 +106,12 @@ class Transport:
         return self._closing.is_set()
 
     @property
+    def connection(self) -> object:
+        """The connection in use; another value as soon as a call has noticed that it is another one."""
+        line = self.lines.current
+        return line, line and line.watch, self._connection and self._connection.connected
+
+    @property
     def moves_max(self) -> int:
         """The number of times that one call may go on elsewhere; 0: the client has one address."""
         return 0 if self.lines.single is not None else max(2, len(self.lines.opened))

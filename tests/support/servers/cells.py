@@ -6,15 +6,17 @@ with cell_server(tmp_path, "a", placement(1, default="a")) as server:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
+import pytest
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_client import Client
+from sow_client._lines import Line
 from tests.support.servers.server import ServerProcess, free_port
 
 NOBODY: Final = "127.0.0.1:1"
@@ -101,3 +103,21 @@ class TwoCells:
     def keys(self, cell: str, topic: str) -> list[str]:
         with self.direct(cell) as client:
             return [record.key for record in client.query(topic)]
+
+
+Calls: TypeAlias = list[tuple[str, str]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The calls that clients make from now on: address and method."""
+    made: Calls = []
+    method = Line.method
+
+    def noted(self: Line[Any], kind: str, path: str, *arguments: Any) -> Callable[..., Any]:
+        if "Describe" not in path:
+            made.append((self.address.target, path.rpartition("/")[2]))
+        return method(self, kind, path, *arguments)
+
+    monkeypatch.setattr(Line, "method", noted)
+    return made

@@ -142,6 +142,8 @@ class _Method:
         result = self._loop.result_of(lambda: self._method(*arguments, **named))
         if isinstance(result, AsyncSubscription):
             self._loop.run(result.open)  # as the blocking client does by itself
+        if isinstance(result, dict) and self._method.__name__ == "cells":
+            return {cell: _Blocking(self._loop, client) for cell, client in result.items()}
         if hasattr(result, "__aiter__") or hasattr(result, "__aenter__"):
             return _Blocking(self._loop, result)
         return result

@@ -1,4 +1,4 @@
-"""The way of a call to the cell of its topic (rules C10, C11, C13), without a server."""
+"""The way of a call to the cell of its topic, and all cells (rules C10, C11, C13, C19), without a server."""
 
 from __future__ import annotations
 
@@ -164,6 +164,63 @@ def test_what_has_begun_in_a_cell_stays_there() -> None:
     assert export.cell == ""
     line: object = export.line
     assert line is None
+
+
+# -- all cells ---------------------------------------------------------------------------------------------------------
+
+
+def told(cell: str = "home", **cells: str) -> admin_pb2.GetPlacementResponse:
+    """What home says of its placement. `cells`: the addresses of the others."""
+    known = [admin_pb2.Cell(name=name, servers=[servers]) for name, servers in ({"home": "h:1"} | cells).items()]
+    return admin_pb2.GetPlacementResponse(cell=cell, version=1, cells=known)
+
+
+def test_all_cells_are_those_that_home_names_and_home_is_one_of_them() -> None:
+    cells = new()
+    assert cells.all == {"": cells.home}
+    places = cells.placed(told(b="b:1", c="c:1"), "connection 1")
+    assert {cell: place.transport for cell, place in places.items()} == {"home": "home", "b": "b:1", "c": "c:1"}
+    walk(way := cells.way("orders"), elsewhere("b"))
+    assert way.place is places["b"], "one connection to a cell"
+    assert cells.placed(told(c="c:2"), "connection 1").keys() == {"home", "c"}
+    assert cells.all["c"].transport == "c:2"
+
+
+def test_that_there_are_no_cells_is_asked_once_a_connection_and_a_placement_each_time() -> None:
+    cells = new()
+    for answer in (None, admin_pb2.GetPlacementResponse()):  # None: a server of an earlier version
+        assert cells.is_to_ask("connection 1")
+        assert cells.placed(answer, "connection 1") == {"": cells.home}
+        assert not cells.is_to_ask("connection 1")
+        assert cells.is_to_ask("connection 2"), "its server may be another one"
+        cells.placed(told(b="b:1"), "connection 2")
+    assert cells.is_to_ask("connection 2")
+    assert cells.placed(admin_pb2.GetPlacementResponse(cell="home"), "connection 2") == {"home": cells.home}
+    assert cells.is_to_ask("connection 2")
+
+
+def test_a_client_on_a_channel_of_the_program_has_one_cell() -> None:
+    assert not Cells("home", None).is_to_ask("connection 1")
+
+
+@pytest.mark.parametrize("servers", ["unix:/run/b", "dns:///b"])
+def test_a_cell_at_an_address_that_is_not_used_is_an_error_of_all(servers: str) -> None:
+    """C19: a list without it would not be whole."""
+    cells = new()
+    with pytest.raises(InvalidArgument, match=r"the cell b: this client does not go there: .*HOST:PORT") as error:
+        cells.placed(told(b=servers, c="c:1"), "connection 1")
+    assert error.value.details == {"cell": "b"}
+    assert cells.is_to_ask("connection 1")
+
+
+def test_the_error_of_a_cell_names_it() -> None:
+    cells = new()
+    places = cells.placed(told(b="b:1"), "connection 1")
+    for error in (LOST, error_of_reason("PERMISSION_DENIED", "nobody answers")):
+        named = cells.at(places["b"]).told(error)
+        assert (named.message, named.details["cell"]) == ("the cell b: nobody answers", "b")
+        assert cells.at(places["home"]).told(error) is error, "home is shown as ever"
+    assert walk(cells.at(places["b"]), elsewhere("c", by="b")) == ["b:1", ""], "it goes nowhere else"
 
 
 def test_the_topic_of_a_request() -> None:

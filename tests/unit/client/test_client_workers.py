@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Self
 
@@ -14,7 +15,7 @@ from sow.v1 import load_pb2, sow_pb2
 from sow_client import Cancelled
 from sow_client._durable import Acknowledgements
 from sow_client._loads import StageCore
-from sow_client._workers import AioCondition, AioGuard, AioWorker, Worker
+from sow_client._workers import TOGETHER_MAX, AioCondition, AioGuard, AioWorker, Worker, aio_together, together
 from sow_client.aio._consuming import AioAcknowledger
 from sow_client.aio._loading import AioStageCall, AsyncLoadStager
 from sow_client.blocking._consuming import Acknowledger
@@ -243,3 +244,46 @@ def test_a_worker_of_tasks_is_not_waited_for_by_itself() -> None:
             await worker.join()
 
     asyncio.run(use())
+
+
+# -- together ----------------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_are_made_together_wait_for_one_another_and_the_first_fault_counts() -> None:
+    """_workers [3]: each waits until all have begun: one after the other would never end."""
+    begun = threading.Barrier(3, timeout=SECONDS_MAX)
+    ended: set[int] = set()
+
+    def call(number: int) -> None:
+        begun.wait()
+        ended.add(number)
+        if number:
+            raise Aborted(str(number), reason="ABORTED")
+
+    with pytest.raises(Aborted, match="1"):
+        together([partial(call, number) for number in range(3)])
+    assert ended == {0, 1, 2}
+
+
+def test_more_calls_than_threads_are_all_made() -> None:
+    made: list[int] = []
+    together([partial(made.append, number) for number in range(3 * TOGETHER_MAX)])
+    assert sorted(made) == list(range(3 * TOGETHER_MAX))
+    together([])
+
+
+def test_the_same_in_tasks() -> None:
+    async def run() -> None:
+        begun = asyncio.Barrier(3)
+
+        async def call(number: int) -> None:
+            await begun.wait()
+            if number:
+                raise Aborted(str(number), reason="ABORTED")
+
+        async with asyncio.timeout(SECONDS_MAX):
+            with pytest.raises(Aborted, match="1"):
+                await aio_together([partial(call, number) for number in range(3)])
+            await aio_together([])
+
+    asyncio.run(run())

@@ -1,0 +1,138 @@
+"""Lists over all cells (rules C11, C19), with real servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sow_client import InvalidArgument, SowError, Unavailable
+from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
+from tests.support.servers.server import ServerProcess, free_port
+from tests.support.simulation.clients import Connect, connect
+
+__all__ = ["calls", "connect"]  # fixtures
+pytestmark = pytest.mark.one_client
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
+    with TwoCells(tmp_path_factory.mktemp("cells")) as made:
+        yield made
+
+
+def test_topics_of_all_cells_are_one_list(connect: Connect, cells: TwoCells, calls: Calls) -> None:
+    (a,), (b,), names = *cells.addresses.values(), [cells.topic(cell) for cell in "abab"]
+    with connect(cells.home) as client:
+        for name in names:
+            client.create_topic(name)
+        calls.clear()
+        listed = [topic.name for topic in client.topics()]
+        assert [name for name in listed if name in names] == sorted(names)
+        made = sorted([(a, "GetPlacement"), (a, "ListTopics"), (b, "ListTopics")])
+        assert sorted(calls) == made
+        calls.clear()
+        assert [topic.name for topic in client.topics()] == listed
+        assert sorted(calls) == made
+
+
+def test_each_cell_has_a_client_of_its_own(connect: Connect, cells: TwoCells) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        client.publish(here, b"{}", key="1")
+        client.publish(there, b"{}", key="1")
+        found = client.cells()
+        assert {cell: one.status().instance for cell, one in found.items()} == {"a": "a-1", "b": "b-1"}
+        with found["b"] as only:
+            names = {topic.name for topic in only.topics()}
+            assert (here in names, there in names) == (False, True)
+            assert [*only.cells()] == ["b"]
+            with pytest.raises(SowError) as refused:
+                only.get(here, "1")
+            assert refused.value.reason == "TOPIC_ELSEWHERE", "it follows nobody"
+        assert found["b"].get(there, "1") is not None, "its connections are those of its parent"
+    with pytest.raises(SowError, match="closed"):
+        found["b"].status()
+
+
+def test_a_list_is_whole_or_an_error_that_names_the_cell(connect: Connect, cells: TwoCells) -> None:
+    with connect(cells.home, connect_timeout=0.5) as client:
+        client.topics()
+        cells.servers["b"].kill9()
+        try:
+            with pytest.raises(Unavailable, match="the cell b: ") as lost:
+                client.topics()
+            assert lost.value.details["cell"] == "b"
+            assert client.cells()["a"].topics() is not None, "the program may go on with the others"
+        finally:
+            cells.servers["b"].start()
+        assert client.topics()
+
+
+def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: TwoCells) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        for name in (here, there):
+            client.create_topic(name, expiration="enabled")
+            client.publish(name, b"{}", key="1", ttl="1h")
+            with client.durable(name, f"of-{name}"):
+                pass
+        due = {one.topic: one.due for one in client.expiry_horizon(spans=["2h"]).topics}
+        assert (due[here], due[there]) == ((1,), (1,))
+        assert {(one.topic, one.name) for one in client.durables()} >= {(name, f"of-{name}") for name in (here, there)}
+        with client.subscribe(here), client.subscribe(there):
+            found = {one.topic: one for one in client.subscriptions()}
+            assert (found[here].id[:2], found[there].id[:2]) == ("a/", "b/")
+            assert [one.id for one in client.subscriptions(there)] == [found[there].id], "the id leads there"
+            assert {one.session for one in found.values()} <= {one.id for one in client.sessions()}
+            with pytest.raises(InvalidArgument, match="there is no subscription 'u99999'"):
+                client.end_subscription("b/u99999")
+            with pytest.raises(InvalidArgument, match="there is no cell c"):
+                client.end_subscription("c/u1")
+            (own,) = client.cells()["b"].subscriptions(there)
+            assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
+
+
+def test_a_load_that_was_listed_is_found_in_its_cell(connect: Connect, cells: TwoCells) -> None:
+    there = cells.topic("b")
+    with cells.direct("b") as direct:
+        direct.create_topic(there)
+        load = direct.open_load(there)
+    with connect(cells.home) as client:
+        assert load.id in [one.id for one in client.loads()]
+        assert client.get_load(load.id).phase == "staging"
+        client.abort_load(load.id)
+        assert [one.phase for one in client.loads(there)] in ([], ["aborted"])
+
+
+@pytest.mark.long
+def test_a_new_cell_is_in_the_next_list(connect: Connect, cells: TwoCells, tmp_path: Path) -> None:
+    name, port = cells.topic("b"), free_port()
+    addresses = {"c": [f"127.0.0.1:{port}"]}
+    with cells.direct("b") as direct:
+        direct.create_topic(name)
+    with (
+        CellServer(tmp_path, "c", placement(1, default="c", cells=addresses), port=port) as server,
+        connect(server.address) as client,
+    ):
+        assert (client.topics(), [*client.cells()]) == ([], ["c"])
+        server.rewrite(placement(2, default="c", cells=addresses | {"b": cells.addresses["b"]}))
+        client.reload_placement()
+        assert name in [topic.name for topic in client.topics()]
+        assert [*client.cells()] == ["b", "c"]
+
+
+@pytest.mark.slow
+def test_a_server_without_a_placement_is_asked_for_it_once(connect: Connect, tmp_path: Path, calls: Calls) -> None:
+    with ServerProcess(tmp_path) as server, connect(server.address) as client:
+        for _ in range(3):
+            assert client.topics() == []
+        assert [*client.cells()] == [""]
+        assert client.cells()[""].status().topics == 0
+        methods = sorted(method for _, method in calls)
+        assert methods == ["GetPlacement", "GetStatus", "ListTopics", "ListTopics", "ListTopics"]
+        server.restart()
+        assert client.topics() == client.topics() == []
+        assert calls[-1][1] == "ListTopics"
+        assert [method for _, method in calls].count("GetPlacement") == 2, "it may have got one meanwhile"
