@@ -21,7 +21,7 @@ step = @printf '%s … ' "$(1)"; began=$$(date +%s); $(2) || exit 1; echo "$$(($
 PYTEST_WORKERS ?= 3
 PYTEST = .venv/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: demo demo-cluster demo-scale test test-long test-fast test-versions test-spark-versions test-lives \
+.PHONY: demo demo-cluster demo-scale test test-long test-fast test-cells test-versions test-spark-versions test-lives \
 	test-robustness test-ts test-console console-pictures mutants coverage check bench serve console docs dist man release-dry-run requirements \
 	proto client clean
 
@@ -47,8 +47,13 @@ test-fast: .venv/.installed
 
 test-long: .venv/.installed .venv/.flights
 	SOW_HYPOTHESIS_PROFILE=nightly $(PYTEST)
+	$(MAKE) test-cells
 	$(MAKE) test-spark-versions
 	$(MAKE) test-lives WORKERS=$(PYTEST_WORKERS)
+
+# The tests of the whole once more: each server is three cells, and the topics of each test are spread over them.
+test-cells: .venv/.installed .venv/.flights
+	$(PYTEST) -m "not long" --cells 3 tests/integration $(PYTEST_OPTIONS)
 
 # Lives of the simulation of replication, with clients; a figure after each thousand. LIVES=1 SEED=… ONLY=… repeats one.
 LIVES ?= 100000
@@ -84,11 +89,12 @@ test-spark-versions:
 		$$venv/bin/python -m pytest -q -n 0 tests/spark $(PYTEST_OPTIONS) || exit 1; \
 	done
 
-# Rounds of faults on a cluster of three real servers. ROUNDS=1 SEED=… repeats one; see tests/robustness.
+# Rounds of faults on a cluster of three real servers, with CELLS=1 on three cells. ROUNDS=1 SEED=… repeats one; see
+# tests/robustness.
 ROUNDS ?= 500
 WORKERS ?= 1
 test-robustness: .venv/.installed
-	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED))
+	.venv/bin/python -m tests.robustness --rounds $(ROUNDS) --workers $(WORKERS) $(if $(SEED),--seed $(SEED)) $(if $(CELLS),--cells)
 
 # The TypeScript client against real servers. Where Node 20 or npm's packages are not to be had, it says so, and passes.
 test-ts: .venv/.installed

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from tests.support.oracles.examples import NIGHTLY
 from tests.support.servers.cpu import CpuTimes
+from tests.support.servers.spread import VARIABLE
 from tests.support.servers.workers import FewMessages, HangingTests, OneSession
 
 # No deadline: a shared machine stalls a single example at will. A failure prints the blob that reproduces it.
@@ -42,7 +43,18 @@ MEMORY_BYTES: Final = 8 * 2**30
 _SEED_VARIABLE = "SOW_TEST_SEED"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cells",
+        type=int,
+        metavar="N",
+        help="run each server of a test as N cells, which share its topics, and leave out what is for one server",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if cells := config.getoption("--cells"):
+        os.environ[VARIABLE] = str(cells)
     config.pluginmanager.register(CpuTimes(config))
     config.pluginmanager.register(HangingTests())
     if hasattr(config, "workerinput"):

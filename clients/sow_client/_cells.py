@@ -25,7 +25,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from sow.v1 import access_pb2, admin_pb2
+from sow.v1 import admin_pb2
 from sow_client import _process
 from sow_client._addresses import parsed
 from sow_client._channel import ADDRESS
@@ -340,8 +340,6 @@ class Way(Generic[_Transport]):
 
 _DOUBTS: Final = frozenset({ELSEWHERE, "TOPIC_NOT_FOUND", "UNREACHABLE"})
 """Answers of a cell after which home is asked; if it was not reached, with the next call: it may have moved."""
-_AT_HOME: Final = frozenset({admin_pb2.GetPlacementRequest, access_pb2.CheckAccessRequest})
-"""Requests about a topic that every cell answers."""
 _BY_NAME: Final = frozenset(
     {
         admin_pb2.CreateTopicRequest,
@@ -366,7 +364,7 @@ _FIELDS: Final[dict[type, str]] = {}
 
 
 def _topic_field(kind: type) -> str:
-    if kind in _AT_HOME:
-        return ""
+    if kind is admin_pb2.GetPlacementRequest:
+        return ""  # every cell answers for itself
     field = kind.DESCRIPTOR.fields_by_name.get("topic") if issubclass(kind, Message) else None
     return "" if field is None or field.is_repeated else "topic"

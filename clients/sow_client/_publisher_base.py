@@ -184,7 +184,7 @@ class PublisherBase(Figures, _process.Owned):
         )
 
     def _deliver(self, ack: Ack) -> None:
-        if self._on_ack is not None:
+        if self._on_ack is not None and ack.records:  # none were settled where the topic lives in another cell
             self._on_ack(ack)
         if self._on_refusal is not None:
             for refusal in ack.refusals:

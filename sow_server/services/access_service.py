@@ -90,6 +90,7 @@ class AccessService:
         response: access_pb2.CheckAccessResponse,
     ) -> None:
         """Tells which grant has the record among its rows."""
+        call.cells.check(request.topic)
         topic = call.existing(request.topic)
         if topic is None:
             raise no_topic(request.topic)

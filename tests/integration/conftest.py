@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from tests.support.servers import spread
 from tests.support.servers.server import pytest_runtest_makereport
 from tests.support.simulation.clients import CLIENT_KINDS
 
@@ -15,7 +16,14 @@ __all__ = ["pytest_runtest_makereport"]
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A test in a file with the mark `one_client` has one of the two clients by default, which its name decides: the
     blocking client is generated from the asyncio one, and each file has both. The other client is for the long run. A
-    test with the mark `both_clients` keeps both."""
+    test with the mark `both_clients` keeps both.
+
+    With `--cells` a test that holds for one server alone is left out."""
+    if spread.cells_wanted() and isinstance(item, pytest.Function):
+        reasons = spread.left_out()
+        name = f"{item.path.name}::{item.originalname}"
+        if reason := reasons.get(item.path.name) or reasons.get(name):
+            item.add_marker(pytest.mark.skip(reason=f"one server: {reason}"))
     if item.get_closest_marker("both_clients"):
         return
     if isinstance(item, pytest.Function) and item.get_closest_marker("one_client") and hasattr(item, "callspec"):

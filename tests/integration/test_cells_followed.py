@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from sow_cli import command
 from sow_client import (
     EARLIEST,
+    Ack,
     Client,
     FailedPrecondition,
     NotFound,
@@ -114,11 +115,13 @@ def test_every_kind_of_call_follows(connect: Connect, cells: TwoCells) -> None:
 
 def test_a_publisher_streams_to_the_cell_of_its_topic(connect: Connect, cells: TwoCells) -> None:
     topic, owned, owner = cells.topic("b"), cells.topic("b"), cells.topic("owner")
+    acks: list[Ack] = []
     with connect(cells.home) as client:
-        with client.publisher(topic, batch_records=2) as publisher:
+        with client.publisher(topic, batch_records=2, on_ack=acks.append) as publisher:
             for number in range(10):
                 publisher.publish(b"{}", key=str(number))
         assert (publisher.applied, publisher.refused) == (10, 0)
+        assert [ack.records for ack in acks] == [2] * 5, "the refusal of the first cell settles nothing"
         with client.publisher(owned, publisher_id=owner, unit=1) as publisher:
             publisher.publish(b"{}", key="1")
             publisher.finish_unit()

@@ -44,7 +44,9 @@ def rows(number: int, count: int, by: str = "x") -> list[bytes]:
 def test_two_clients_that_open_a_publisher_at_the_same_time_get_different_epochs(client: Client) -> None:
     found: list[int] = []
     threads = [
-        threading.Thread(target=lambda: found.extend(client.open_publisher("p").epoch for _ in range(10)))
+        threading.Thread(
+            target=lambda: found.extend(client.open_publisher("p", topic="orders").epoch for _ in range(10))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -56,11 +58,13 @@ def test_two_clients_that_open_a_publisher_at_the_same_time_get_different_epochs
 
 def test_a_fenced_publisher_gets_its_error_at_once(client: Client) -> None:
     """P6: a zombie that wakes up late."""
-    old = client.open_publisher("p", unit=1).epoch
+    old = client.open_publisher("p", topic="orders", unit=1).epoch
     zombie = client.publisher("orders", publisher_id="p", epoch=old, unit=1)
     zombie.publish_columns(rows(1, 10, "zombie"))
     zombie.flush()
-    with client.publisher("orders", publisher_id="p", epoch=client.open_publisher("p", unit=1).epoch, unit=1) as other:
+    with client.publisher(
+        "orders", publisher_id="p", epoch=client.open_publisher("p", topic="orders", unit=1).epoch, unit=1
+    ) as other:
         other.publish_columns(rows(1, 10, "other"))
         zombie.publish_columns(rows(1, 10, "zombie"))
         with pytest.raises(SowError) as caught:
@@ -70,7 +74,7 @@ def test_a_fenced_publisher_gets_its_error_at_once(client: Client) -> None:
         other.finish_unit()
         other.finish_unit()
     assert client.count("orders", "/by = 'other'") == client.count("orders") == 10
-    assert client.open_publisher("p", unit=1) == OpenedPublisher(2, True, 10)
+    assert client.open_publisher("p", topic="orders", unit=1) == OpenedPublisher(2, True, 10)
     with pytest.raises(SowError) as caught:
         client.publisher("orders", publisher_id="p", unit=1)
     assert caught.value.reason == "UNIT_DONE"
@@ -81,10 +85,10 @@ def test_a_fenced_publisher_gets_its_error_at_once(client: Client) -> None:
 
 def test_a_delete_in_the_name_of_a_publisher_is_fenced_with_it(client: Client) -> None:
     """given an attempt that was fenced, or whose unit is finished / when it deletes late / then nothing is deleted"""
-    old = client.open_publisher("p", unit=1).epoch
+    old = client.open_publisher("p", topic="orders", unit=1).epoch
     client.publish("orders", {"id": "a"})
     assert client.sow_delete("orders", keys=["a"], publisher_id="p", epoch=old, unit=1).deleted == 1
-    new = client.open_publisher("p", unit=1).epoch
+    new = client.open_publisher("p", topic="orders", unit=1).epoch
     with client.publisher("orders", publisher_id="p", epoch=new, unit=1) as publisher:
         publisher.publish({"id": "a"})
         publisher.flush()
@@ -112,7 +116,7 @@ def test_a_unit_with_a_refused_record_is_not_finished(client: Client) -> None:
     assert [refusal.index for refusal in caught.value.refusals] == refused == [11]
     publisher.close()
     assert client.count("orders") == 14
-    assert not client.open_publisher("p", unit=1).unit_done
+    assert not client.open_publisher("p", topic="orders", unit=1).unit_done
 
 
 def test_a_unit_is_finished_without_records_refused_long_ago(client: Client) -> None:
@@ -124,7 +128,7 @@ def test_a_unit_is_finished_without_records_refused_long_ago(client: Client) -> 
         publisher.publish({"id": "last"})
         publisher.finish_unit(without_refused=True)
         publisher.finish_unit()
-    assert client.open_publisher("p", unit=1) == OpenedPublisher(1, True, 3_001)
+    assert client.open_publisher("p", topic="orders", unit=1) == OpenedPublisher(1, True, 3_001)
 
 
 def test_columns_carry_keys_and_lifetimes_to_the_records(client: Client) -> None:
@@ -159,32 +163,32 @@ def test_both_calls_name_the_field_of_a_unit_that_is_wrong(client: Client) -> No
             client._call(client._sow.Publish, request)
         assert (caught.value.reason, caught.value.details["field"]) == ("INVALID_ARGUMENT", field)
     with pytest.raises(SowError) as caught:
-        client.open_publisher("p", unit=-1)
+        client.open_publisher("p", topic="orders", unit=-1)
     assert caught.value.details["field"] == "unit"
 
 
 def test_the_asynchronous_publisher_does_the_same(server: ServerProcess) -> None:
     async def run() -> None:
         async with server.async_client() as client:
-            opened = await client.open_publisher("p", unit=1)
+            opened = await client.open_publisher("p", topic="orders", unit=1)
             async with client.publisher("orders", publisher_id="p", epoch=opened.epoch, unit=1) as publisher:
                 await publisher.publish({"id": "first"})
                 await publisher.publish_columns(rows(1, 2_500))
                 await publisher.finish_unit()
-            assert await client.open_publisher("p", unit=1) == OpenedPublisher(1, True, 2_501)
+            assert await client.open_publisher("p", topic="orders", unit=1) == OpenedPublisher(1, True, 2_501)
             async with client.publisher("orders", publisher_id="p", unit=2) as empty:
                 await empty.finish_unit()
-            assert await client.open_publisher("p", unit=2) == OpenedPublisher(2, True, 0)
+            assert await client.open_publisher("p", topic="orders", unit=2) == OpenedPublisher(2, True, 0)
             refused = client.publisher("orders", publisher_id="p", unit=3)
             await refused.publish_columns([b"{}"])
             with pytest.raises(PublishFailed):
                 await refused.finish_unit()
             await refused.close()
-            assert not (await client.open_publisher("p", unit=3)).unit_done
+            assert not (await client.open_publisher("p", topic="orders", unit=3)).unit_done
             async with client.publisher("orders", publisher_id="p", unit=3, on_refusal=lambda _: None) as without:
                 await without.publish_columns([b"{}", *rows(3, 2_500)])
                 await without.finish_unit(without_refused=True)
-            found = await client.open_publisher("p", unit=3)
+            found = await client.open_publisher("p", topic="orders", unit=3)
             assert (found.unit_done, found.unit_records) == (True, 2_500)
 
     asyncio.run(run())
@@ -217,7 +221,7 @@ def test_a_server_that_is_killed_around_the_end_of_a_unit_has_all_of_it_or_has_n
                 thread.join()  # the same attempt goes on, and does not know whether the server had its last request
                 assert told == ["finished"]
             else:
-                opened = client.open_publisher("job", unit=number)  # another attempt
+                opened = client.open_publisher("job", topic="orders", unit=number)  # another attempt
                 if not opened.unit_done:
                     with client.publisher("orders", publisher_id="job", epoch=opened.epoch, unit=number) as other:
                         other.publish_columns(rows(number, 950, "second"))
@@ -225,7 +229,7 @@ def test_a_server_that_is_killed_around_the_end_of_a_unit_has_all_of_it_or_has_n
                 thread.join()
                 assert told in (["finished"], ["PUBLISHER_FENCED"], ["UNIT_DONE"])
             publisher.abort()
-            opened = client.open_publisher("job", unit=number)
+            opened = client.open_publisher("job", topic="orders", unit=number)
             assert (opened.unit_done, opened.unit_records) == (True, 950)
             counts = [client.count("orders", f"/unit = {number} AND /by = '{by}'") for by in ("first", "second")]
             assert sorted(counts) == [0, 950]

@@ -19,7 +19,9 @@ from pathlib import Path
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # as in tests/conftest.py: before anything imports grpc
 
-from tests.robustness.round import Plan, run_and_keep
+from tests.robustness.cells import CellsPlan
+from tests.robustness.playing import run_and_keep
+from tests.robustness.round import Plan
 
 ROUNDS_A_PROCESS = 20
 """A process ends after so many, with whatever its rounds have left in memory."""
@@ -36,17 +38,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="how long the nemesis is at work")
     parser.add_argument("--grace", type=float, default=-1.0, help="seconds that tombstones are kept; 0: the default")
     parser.add_argument("--faults", default="", help="the faults that the nemesis chooses from, with commas")
+    parser.add_argument("--cells", action="store_true", help="rounds of three cells, of which one has a fault")
     given = parser.parse_args()
-    plans = [
-        Plan.of(
-            given.seed + number,
-            shape=given.shape,
-            seconds=given.seconds,
-            grace_micros=int(given.grace * 1_000_000) if given.grace >= 0 else -1,
-            faults=given.faults,
-        )
-        for number in range(given.rounds)
-    ]
+    seeds = range(given.seed, given.seed + given.rounds)
+    plans: list[Plan | CellsPlan]
+    if given.cells:
+        plans = [CellsPlan.of(seed, seconds=given.seconds, faults=given.faults) for seed in seeds]
+    else:
+        grace_micros = int(given.grace * 1_000_000) if given.grace >= 0 else -1
+        plans = [
+            Plan.of(seed, shape=given.shape, seconds=given.seconds, grace_micros=grace_micros, faults=given.faults)
+            for seed in seeds
+        ]
     failed: dict[int, list[str]] = {}
     began = time.monotonic()
     for number, (plan, figures, problems) in enumerate(_played(plans, given.workers, given.keep), 1):
@@ -60,11 +63,14 @@ def main() -> int:
     for kind, count in kinds.most_common():
         print(f"    {count} × {kind}")
     for seed in sorted(failed):
-        print(f"    make test-robustness SEED={seed} ROUNDS=1    # its history: {given.keep}/seed-{seed}")
+        cells = "CELLS=1 " * given.cells
+        print(f"    make test-robustness {cells}SEED={seed} ROUNDS=1    # its history: {given.keep}/seed-{seed}")
     return 1 if failed else 0
 
 
-def _played(plans: Sequence[Plan], workers: int, keep: Path) -> Iterator[tuple[Plan, str, list[str]]]:
+def _played(
+    plans: Sequence[Plan | CellsPlan], workers: int, keep: Path
+) -> Iterator[tuple[Plan | CellsPlan, str, list[str]]]:
     """Plays the rounds; yields each with its figures and problems as it ends."""
     # A pool of processes for so many rounds at a time, rather than one whose processes end after so many: in Python
     # 3.11 an executor with `max_tasks_per_child` stops for ever once its first processes have had their share.

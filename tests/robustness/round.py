@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -459,21 +457,3 @@ NEMESIS: Final[dict[str, Callable[[Round, random.Random, float], Act | None]]] =
     **{what: _link(what) for what in ("cut", "damage", "refuse", "stall", "delay")},
     **{what: _process(what) for what in ("kill", "stop", "wipe", "clock", "restart")},
 }
-
-
-def run_and_keep(plan: Plan, kept: Path) -> tuple[str, list[str]]:
-    """Runs a round; returns its figures and its problems. One that failed leaves its history and logs in `kept`."""
-    folder = Path(tempfile.mkdtemp(prefix="sow-round-"))
-    try:
-        outcome = Round(plan, folder).run()
-        if outcome.problems:
-            target = kept / f"seed-{plan.seed}"
-            shutil.rmtree(target, ignore_errors=True)
-            outcome.history.save(target)
-            (target / "plan.json").write_text(json.dumps(asdict(plan)))
-            (target / "problems.txt").write_text("\n".join(outcome.problems) + "\n")
-            for log in folder.glob("*/server.log"):
-                shutil.copy(log, target / f"{log.parent.name}.log")
-        return outcome.figures, outcome.problems
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

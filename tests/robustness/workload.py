@@ -77,10 +77,29 @@ def row_of(record: Record) -> Row:
     )
 
 
+class Server(Protocol):
+    """Where a worker finds its client."""
+
+    def client(self, *, timeout: float) -> Client: ...
+
+
+class Workplace(Protocol):
+    """The instance, or the cell, that a worker works at."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def server(self) -> Server: ...
+
+
 class Worker(threading.Thread):
     """One client in a thread. Its error fails the round."""
 
-    def __init__(self, name: str, instance: Instance, history: History, lives: Lives, draw: random.Random) -> None:
+    topics: tuple[str, ...] = TOPICS
+    """The topics that it works on."""
+
+    def __init__(self, name: str, instance: Workplace, history: History, lives: Lives, draw: random.Random) -> None:
         super().__init__(name=name, daemon=True)
         self.instance: Final = instance
         self.history: Final = history
@@ -124,7 +143,7 @@ class Writer(Worker):
     def __init__(
         self,
         number: int,
-        instance: Instance,
+        instance: Workplace,
         history: History,
         lives: Lives,
         draw: random.Random,
@@ -145,7 +164,7 @@ class Writer(Worker):
 
     def _write(self, client: Client) -> None:
         draw = self.draw
-        topic = draw.choice(TOPICS)
+        topic = draw.choice(self.topics)
         key = (
             f"{self._prefix}-{draw.randrange(OWN_KEYS)}" if draw.random() < 0.6 else f"s-{draw.randrange(SHARED_KEYS)}"
         )
@@ -208,7 +227,7 @@ class Retrier(Worker):
     """A publisher with an id: what breaks is sent again, and applied once (P6). Keys of its own, and only publishes."""
 
     def __init__(
-        self, instance: Instance, history: History, lives: Lives, draw: random.Random, *, rest_seconds: float
+        self, instance: Workplace, history: History, lives: Lives, draw: random.Random, *, rest_seconds: float
     ) -> None:
         super().__init__(f"publisher {instance.name}", instance, history, lives, draw)
         self._rest = rest_seconds
@@ -217,7 +236,7 @@ class Retrier(Worker):
     def work(self, client: Client) -> None:
         while not self.ending.wait(self.draw.random() * 4 * self._rest):
             with suppress(SowError):
-                self._publish(client, self.draw.choice(TOPICS))
+                self._publish(client, self.draw.choice(self.topics))
 
     def _publish(self, client: Client, topic: str) -> None:
         name, draw = self.instance.name, self.draw
@@ -256,7 +275,7 @@ class Retrier(Worker):
 class Reader(Worker):
     """Queries whole topics."""
 
-    def __init__(self, instance: Instance, history: History, lives: Lives, draw: random.Random) -> None:
+    def __init__(self, instance: Workplace, history: History, lives: Lives, draw: random.Random) -> None:
         super().__init__(f"reader {instance.name}", instance, history, lives, draw)
 
     def stop(self) -> None:
@@ -267,7 +286,7 @@ class Reader(Worker):
     def work(self, client: Client) -> None:
         while not self.ending.wait(self.draw.random() * 0.4):
             with suppress(SowError):
-                read_topic(client, self.instance.name, self.draw.choice(TOPICS), self.history.reads, self.lives)
+                read_topic(client, self.instance.name, self.draw.choice(self.topics), self.history.reads, self.lives)
 
 
 def read_topic(client: Client, name: str, topic: str, reads: list[Read], lives: Lives) -> Read:
@@ -286,7 +305,7 @@ class Follower(Worker):
     """Follows both topics as a change reader. It comes back where it was when its instance does; and now and then it
     closes and goes on by its bookmark. After a resync it begins anew."""
 
-    def __init__(self, number: int, instance: Instance, history: History, lives: Lives, draw: random.Random) -> None:
+    def __init__(self, number: int, instance: Workplace, history: History, lives: Lives, draw: random.Random) -> None:
         super().__init__(f"follower {instance.name}{number}", instance, history, lives, draw)
         self.bookmark: str | None = None
         self._streams = 0
@@ -369,8 +388,6 @@ class Follower(Worker):
         covered.upto = max(covered.upto, sequence)
         self.bookmark = bookmark
 
-    topics: tuple[str, ...] = TOPICS
-
     def reached(self, sequence: int, epoch: str) -> bool:
         """Whether it has been told everything up to a sequence."""
         with self._lock:
@@ -392,13 +409,19 @@ class Consumer(Follower):
 
     topics = (ACTING,)
 
-    def __init__(self, number: int, instance: Instance, history: History, lives: Lives, draw: random.Random) -> None:
+    def __init__(self, number: int, instance: Workplace, history: History, lives: Lives, draw: random.Random) -> None:
         super().__init__(number, instance, history, lives, draw)
         self.name = f"durable {instance.name}{number}"
 
     def _open(self, client: Client) -> Subscription:
         return client.durable(
-            ACTING, f"d-{self.name[-1]}", changes=True, start=EARLIEST, force=True, progress="200ms", retry_for=1.0
+            self.topics[0],
+            f"d-{self.name[-1]}",
+            changes=True,
+            start=EARLIEST,
+            force=True,
+            progress="200ms",
+            retry_for=1.0,
         )
 
     def done(self, following: Subscription, change: Change) -> None:

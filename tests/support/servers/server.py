@@ -8,6 +8,8 @@ with ServerProcess(tmp_path, "[topics.orders]\\nkey = ['/id']") as server, serve
 [1]  The process is ended, by its id, whatever becomes of the test; at the latest when the interpreter ends.
 [2]  Every wait has a bound, and running into it shows the log.
 [3]  The log of a test that fails is part of its report, once a `conftest.py` imports `pytest_runtest_makereport`.
+[4]  With `pytest --cells N` it is N cells that serve one name space (`spread`), in a process each. Signals go to all of
+     them; `pid` and the events of its life, such as `ready`, are those of the first.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sow_client import AsyncClient, Client, SowError, Tls
-from tests.support.servers.forks import Fork, forks
+from tests.support.servers import spread
+from tests.support.servers.forks import forks
 
 START_SECONDS: Final = 120.0
 """Long: where the machine is busy with other things, a start takes as long as it takes."""
@@ -42,6 +45,8 @@ ROOT: Final = Path(__file__).parents[3]
 DYNAMIC: Final = "[server]\ndynamic_topics = true\n"
 """The configuration of a server without a file: the first publish creates a topic."""
 PYTHONPATH: Final = tuple(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+LIFE: Final = frozenset({"starting", "ready", "stopping", "stopped"})
+"""Events that each cell of a server has ([4])."""
 MEASURED: Final = "COVERAGE_PROCESS_CONFIG" in os.environ
 """Coverage is measured: servers are started, not forked, and end in order, as one that is killed reports nothing."""
 
@@ -82,10 +87,11 @@ class ServerProcess:
         """Its `main` is what runs."""
         self.first_arguments: list[str] = []
         """Arguments of `main` in front of the server's own."""
-        self._log = folder / "server.log"
+        self._logs = [folder / "server.log"]
+        """That of each cell."""
         self._port = port
-        self._process: subprocess.Popen[bytes] | Fork | None = None
-        self._log_start = 0
+        self._process: spread.Started | None = None
+        self._log_starts = [0]
         self.configure(config)
         if start:
             self.start()
@@ -109,13 +115,14 @@ class ServerProcess:
         self.config.write_text(config)
         self.config.chmod(0o600)  # it may have a token (rule X5)
         self._has_listeners = "[[server.listeners]]" in config
+        self._cells = 0 if spread.is_for_one_server(config) else spread.cells_wanted()
 
     def start(self, *arguments: str) -> None:
         """Starts it and returns once it is ready. Raises DidNotStart."""
         chosen = self._port == 0
         for attempt in range(1, 6):
             if chosen:
-                self._port = free_port()
+                self._port = free_port(max(1, self._cells))
             try:
                 self.launch(*arguments)
                 self.await_ready()
@@ -128,38 +135,50 @@ class ServerProcess:
     def launch(self, *arguments: str) -> None:
         """Starts it and does not wait."""
         assert self._process is None, "it runs already"
+        of = 0 if "--cells" in self.arguments else self._cells
         if self._port == 0:
-            self._port = free_port()
-        self._log_start = self._log.stat().st_size if self._log.exists() else 0
-        given = [
-            *self.first_arguments,
-            "--config",
-            str(self.config),
-            "--data-dir",
-            str(self.data),
-        ]
-        if not self._has_listeners:
-            given += ["--listen", self.address]
+            self._port = free_port(max(1, of))
+        self._logs = [self.config.with_name(f"server{number or ''}.log") for number in range(max(1, of))]
+        self._log_starts = [log.stat().st_size if log.exists() else 0 for log in self._logs]
+        listen = [] if self._has_listeners else ["--listen", self.address]
+        given = [*self.first_arguments, "--config", str(self.config), "--data-dir", str(self.data), *listen]
         given += [*self.arguments, *arguments]
+        if not of:
+            self._process = self._started(given, self._logs[0])
+        else:
+            self.data.mkdir(mode=0o700, exist_ok=True)
+            (self.data / "placement.toml").write_text(spread.placement(self.config, self.data, listen, of))
+            self._process = spread.Together(
+                [
+                    self._started([*given, "--cells", str(of), "--cell", f"cell-{number}"], log)
+                    for number, log in enumerate(self._logs, 1)
+                ]
+            )
+        _running.add(self)
+
+    def _started(self, given: Sequence[str], output: Path) -> spread.Started:
         # This checkout, whatever is installed.
         paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "replication"), *PYTHONPATH)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         folder = self.config.parent
-        with self._log.open("ab") as log:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+        if len(self._logs) > 1:
+            environment |= spread.environment(self.config.read_text(), folder)
+        with output.open("ab") as log:
             if MEASURED:
                 command = [sys.executable, "-m", self.module, *given]
-                self._process = subprocess.Popen(
+                return subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=folder
                 )
-            else:
-                self._process = forks(paths).start(self.module, given, environment, folder, log.fileno())
-        _running.add(self)
+            return forks(paths).start(self.module, given, environment, folder, log.fileno())
 
     def await_ready(self) -> None:
         """Waits until it is ready. Raises DidNotStart."""
-        until(lambda: self.events("ready") or not self.alive, START_SECONDS, "the server to be ready")
-        if not self.events("ready"):
+        until(lambda: self._is_ready() or not self.alive, START_SECONDS, "the server to be ready")
+        if not self._is_ready():
             raise DidNotStart(self._end(), self.said)
+
+    def _is_ready(self) -> bool:
+        return all(_events(text, "ready") for text in self._said())
 
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
@@ -170,7 +189,7 @@ class ServerProcess:
         """Kills it, if it is running, and waits for the end of its reader processes, which use its folder."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)  # so it starts none while they are listed
-            readers = _children(self._process.pid)
+            readers = [child for pid in self.pids for child in _children(pid)]
             self._process.kill()
             self._end()
             with contextlib.suppress(AssertionError):
@@ -216,6 +235,13 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """The ids of all its processes: one, unless it has cells ([4])."""
+        assert self._process is not None, "it is not running"
+        process = self._process
+        return [one.pid for one in process.processes] if isinstance(process, spread.Together) else [process.pid]
+
+    @property
     def address(self) -> str:
         """Host and port."""
         return f"127.0.0.1:{self._port}"
@@ -250,32 +276,45 @@ class ServerProcess:
     @property
     def said(self) -> str:
         """Its output since its last start."""
-        with self._log.open("rb") as log:
-            log.seek(self._log_start)
-            return log.read().decode(errors="replace")
+        return "".join(self._said())
+
+    def _said(self) -> list[str]:
+        found = []
+        for path, start in zip(self._logs, self._log_starts, strict=True):
+            with path.open("rb") as log:
+                log.seek(start)
+                found.append(log.read().decode(errors="replace"))
+        return found
 
     @property
     def log(self) -> str:
         """Its output since its first start."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
+        return "".join(path.read_text(errors="replace") for path in self._logs if path.exists())
 
     def events(self, name: str | None = None) -> list[Event]:
         """The complete log lines since its last start, of one event or all."""
-        found: list[Event] = []
-        for line in self.said.split("\n")[:-1]:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if name is None or event.get("event") == name:
-                found.append(event)
-        return found
+        home, *others = self._said()
+        return _events(home, name) + [
+            event for text in others for event in _events(text, name) if event.get("event") not in LIFE
+        ]
 
     def faults(self) -> list[str]:
         """Log lines that tell of a fault of the server's own."""
         words = ("Traceback", "rpc_failed", "request_failed", "writer_died", '"unexpected"', "never retrieved")
         lines = [line for line in self.log.splitlines() if any(word in line for word in words)]
         return lines + [line for line in self.log.splitlines() if '"level": "critical"' in line]
+
+
+def _events(text: str, name: str | None) -> list[Event]:
+    found: list[Event] = []
+    for line in text.split("\n")[:-1]:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if name is None or event.get("event") == name:
+            found.append(event)
+    return found
 
 
 def _runs(pid: int) -> bool:
@@ -323,19 +362,24 @@ def health(address: str, service: str = "") -> str:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
 
 
-def free_port() -> int:
-    """A port that nothing listens on, from below the range out of which the system gives ports to connections: a
-    server that is killed must find it free when it comes back."""
+def free_port(several: int = 1) -> int:
+    """A port that nothing listens on, nor on the ones behind it, from below the range out of which the system gives
+    ports to connections: a server that is killed must find it free when it comes back."""
     draw = random.SystemRandom()
     for _ in range(100):
         port = draw.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if all(map(_is_free, range(port, port + several))):
             return port
     raise AssertionError("no free port in a hundred")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 @atexit.register

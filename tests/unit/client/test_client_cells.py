@@ -248,7 +248,7 @@ def test_the_topic_of_a_request() -> None:
     assert topic_of(admin_pb2.GetPolicyRequest(name="policy")) == ""
     assert topic_of(sow_pb2.SubscribeRequest(topic_pattern="or.*")) == ""
     assert topic_of(admin_pb2.GetPlacementRequest(topic="orders")) == "", "each cell answers for itself"
-    assert topic_of(access_pb2.CheckAccessRequest(topic="orders")) == ""
+    assert topic_of(access_pb2.CheckAccessRequest(topic="orders")) == "orders", "a record is judged in its cell"
     assert topic_of(admin_pb2.GetStatusRequest()) == ""
 
 
