@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
+from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
-from sow_client import Client
+from sow_cli.moving import Moved, Mover
+from sow_cli.session import Session, connect
+from sow_client import Client, SowError
 from tests.support.servers.cells import MovingCells
+from tests.support.servers.server import until
 
 pytestmark = pytest.mark.one_client
+STEPS: Final = 10
+"""Lines that a move tells, and one more."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +31,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovingCells]:
 
 
 def move(cells: MovingCells, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """Runs the command; returns what it has written to stdout."""
+    """Runs the command; returns what it has written to stdout, or "error"."""
     line = ["--server", cells.home, "cells", "move", *arguments, "--format", "json"]
     if "--links-for" not in line:
         line += ["--links-for", "0s"]
@@ -34,27 +41,36 @@ def move(cells: MovingCells, *arguments: str, code: int = 0) -> dict[str, Any]:
     return found
 
 
-class Publishing:
-    """A program that publishes documents one by one, and goes on while its topic moves."""
+class Judge:
+    """Publishes to both cells, without following, one record after the other: so no two requests overlap. After the
+    first that the new cell takes, the old one must take none."""
 
-    def __init__(self, server: str, topic: str) -> None:
-        self._ended = threading.Event()
-        self._server = server
+    def __init__(self, cells: MovingCells, topic: str) -> None:
+        self._cells = cells
         self._topic = topic
-        self.acknowledged = 0
-        self.fault: Exception | None = None
+        self._ended = threading.Event()
+        self.taken: list[str] = []
+        """The cells that took the records; the place of each is its key."""
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        try:
-            with Client(self._server) as client:
-                while not self._ended.is_set():
-                    client.publish(self._topic, {"id": self.acknowledged})
-                    self.acknowledged += 1
-        except Exception as fault:  # told by the test
-            self.fault = fault
+        options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
+        channels = {cell: grpc.insecure_channel(servers[0], options) for cell, servers in self._cells.addresses.items()}
+        stubs = {cell: sow_pb2_grpc.SowServiceStub(channel) for cell, channel in channels.items()}
+        while not self._ended.wait(0.002):
+            for cell, stub in stubs.items():
+                payload = json.dumps({"id": len(self.taken)}).encode()
+                request = sow_pb2.PublishRequest(topic=self._topic, records=[sow_pb2.PublishRecord(payload=payload)])
+                try:
+                    response = stub.Publish(request, timeout=5)
+                except grpc.RpcError:
+                    continue
+                if not response.results[0].HasField("refusal"):
+                    self.taken.append(cell)
+        for channel in channels.values():
+            channel.close()
 
-    def __enter__(self) -> Publishing:
+    def __enter__(self) -> Judge:
         self._thread.start()
         return self
 
@@ -62,20 +78,26 @@ class Publishing:
         self._ended.set()
         self._thread.join()
 
+    @property
+    def both(self) -> bool:
+        """True if the cell a took a record after the cell b."""
+        return "b" in self.taken and "a" in self.taken[self.taken.index("b") :]
 
-def test_a_topic_moves_with_its_records_while_a_program_publishes(cells: MovingCells) -> None:
-    topic = cells.topic("a")
-    with Client(cells.home) as client:
-        client.create_topic(topic, key=["/id"])
-        with Publishing(cells.home, topic) as publishing:
-            done = move(cells, topic, "--to", "b")
-        assert publishing.fault is None
-        assert done["from"] == "a"
-        assert done["kept"] == []
-        assert done["pause_micros"] < 1_000_000
-        keys = {int(record.key) for record in client.query(topic)}
-    assert publishing.acknowledged > 0
-    assert keys >= set(range(publishing.acknowledged))
+
+class Ended(Exception):
+    """The command was ended."""
+
+
+def mover(cells: MovingCells, topics: tuple[str, ...], tell: Callable[[str], None], cell: str = "b") -> Moved:
+    with Mover(Session(cells.home, None, connect), topics, cell, tell) as one:
+        return one.move()
+
+
+def check_moved(cells: MovingCells, topic: str, judge: Judge) -> None:
+    """Everything that a cell has acknowledged is in the cell b, and nothing of the move is left."""
+    assert not judge.both, judge.taken
+    assert {"a", "b"} == set(judge.taken)
+    assert set(cells.keys("b", topic)) == set(map(str, range(len(judge.taken))))
     for cell in "ab":
         with cells.direct(cell) as client:
             placed = client.placement(topic)
@@ -83,3 +105,48 @@ def test_a_topic_moves_with_its_records_while_a_program_publishes(cells: MovingC
             assert (placed.copy is not None) == (cell == "b")
             assert placed.prepared is None
             assert client.replication_status().outgoing == ()
+
+
+def made(cells: MovingCells) -> str:
+    topic = cells.topic("a")
+    with Client(cells.home) as client:
+        client.create_topic(topic, key=["/id"])
+    return topic
+
+
+def test_a_topic_moves_with_its_records_while_programs_publish(cells: MovingCells) -> None:
+    topic = made(cells)
+    with Judge(cells, topic) as judge:
+        until(lambda: len(judge.taken) > 10, 10, "records")
+        done = move(cells, topic, "--to", "b")
+        until(lambda: "b" in judge.taken, 10, "records")
+    assert done["from"] == "a"
+    assert done["kept"] == []
+    assert done["pause_micros"] < 1_000_000
+    check_moved(cells, topic, judge)
+    assert "pause_micros" not in move(cells, topic, "--to", "b")  # nothing is left to do
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("killed", ["command", "a", "b"])
+def test_a_move_that_is_killed_at_a_step_is_ended_by_the_next_one(cells: MovingCells, killed: str, step: int) -> None:
+    topic = made(cells)
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        if len(told) == step:
+            if killed == "command":
+                raise Ended
+            cells.servers[killed].kill9()
+            cells.servers[killed].start()
+
+    with Judge(cells, topic) as judge:
+        until(lambda: len(judge.taken) > 10, 10, "records")
+        try:
+            mover(cells, (topic,), tell)
+        except (Ended, SowError):
+            mover(cells, (topic,), lambda line: None)
+        until(lambda: "b" in judge.taken, 10, "records")
+    check_moved(cells, topic, judge)
