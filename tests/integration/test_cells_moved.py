@@ -15,7 +15,7 @@ from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
 from sow_cli.moving import Moved, Mover
 from sow_cli.session import Session, connect
-from sow_client import Client, SowError
+from sow_client import EARLIEST, Client, SowError
 from tests.support.servers.cells import MovingCells
 from tests.support.servers.server import until
 
@@ -33,8 +33,8 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovingCells]:
 def move(cells: MovingCells, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Runs the command; returns what it has written to stdout, or "error"."""
     line = ["--server", cells.home, "cells", "move", *arguments, "--format", "json"]
-    if "--links-for" not in line:
-        line += ["--links-for", "0s"]
+    for option in ("--links-for", "--links-before"):
+        line += [] if option in line else [option, "0s"]
     result = CliRunner().invoke(command.sow, line)
     assert result.exit_code == code, result.output
     found: dict[str, Any] = json.loads(result.stdout) if code == 0 else {"error": result.stderr}
@@ -150,3 +150,121 @@ def test_a_move_that_is_killed_at_a_step_is_ended_by_the_next_one(cells: MovingC
             mover(cells, (topic,), lambda line: None)
         until(lambda: "b" in judge.taken, 10, "records")
     check_moved(cells, topic, judge)
+
+
+def test_programs_go_along_without_losing_anything(cells: MovingCells) -> None:
+    """A publisher with an id, a live view, a subscription, the consumer of a durable: their topic moves, and back."""
+    topic = cells.topic("a")
+    seen: list[str] = []
+    consumed: set[str] = set()
+    with Client(cells.home) as client, Client(cells.home) as other:
+        client.create_topic(topic, key=["/id"], retain_time="1h", replicate_durables=True, default_ttl="1h")
+        changes = other.subscribe(topic, start=EARLIEST)
+        durable = other.durable(topic, "reader", start=EARLIEST)
+        readers = [
+            threading.Thread(target=lambda: seen.extend(change.key for change in changes)),
+            threading.Thread(target=lambda: _consume(durable, consumed)),
+        ]
+        for reader in readers:
+            reader.start()
+        with other.live_view(topic) as view, client.publisher(topic, publisher_id="writer") as publisher:
+            count = 0
+            for cell in ("b", "a"):
+                ended = threading.Event()
+                moving = threading.Thread(target=_move_and_tell, args=(cells, topic, cell, ended))
+                moving.start()
+                while not ended.is_set():
+                    publisher.publish({"id": count})
+                    count += 1
+                    ended.wait(0.005)
+                moving.join()
+            publisher.flush()
+            assert (publisher.applied, publisher.duplicates, publisher.refused) == (count, 0, 0)
+            wanted = set(map(str, range(count)))
+            until(lambda: view.keys() == wanted, 20, "the view to have all")
+            until(lambda: wanted <= set(seen), 20, "the subscription to have all")
+            until(lambda: wanted <= consumed, 20, "the consumer to have all")
+        changes.close()
+        durable.close()
+        for reader in readers:
+            reader.join()
+        assert set(cells.keys("a", topic)) == wanted
+        assert all(record.expire_time is not None for record in client.query(topic))
+
+
+def _move_and_tell(cells: MovingCells, topic: str, cell: str, ended: threading.Event) -> None:
+    try:
+        move(cells, topic, "--to", cell, "--links-for", "500ms", "--links-before", "1s")
+    finally:
+        ended.set()
+
+
+def _consume(durable: Any, consumed: set[str]) -> None:
+    for change in durable:
+        consumed.add(change.key)
+        durable.acknowledge(change)
+
+
+def test_topics_that_belong_together_move_together(cells: MovingCells) -> None:
+    orders, dead, counts = (cells.topic("a") for _ in range(3))
+    with Client(cells.home) as client:
+        client.create_topic(dead)
+        client.create_topic(orders, key=["/id"], dead_letter=dead, index=["/side"])
+        client.create_view(counts, source=orders, group_by=["/side"], select=["COUNT(*) AS n"])
+        client.publish(orders, {"id": 1, "side": "buy"})
+        client.publish(dead, b"{}", key="old")
+        refused = move(cells, orders, "--to", "b", code=1)["error"]
+        assert f"Also name: {' '.join(sorted((dead, counts)))}" in refused
+        move(cells, orders, dead, counts, "--to", "b")
+        client.publish(orders, {"id": 2, "side": "buy"})
+        assert [record.data["n"] for record in client.query(counts)] == [2]
+        assert client.describe_topic(orders).settings.dead_letter == dead
+        assert client.describe_topic(orders).settings.index == ("/side",)
+        assert cells.keys("b", dead) == ["old"]
+
+
+def test_what_would_lose_something_is_refused_and_nothing_changes(cells: MovingCells) -> None:
+    topic, kept, absent = made(cells), cells.topic("a"), cells.topic("a")
+    with Client(cells.home) as client:
+        client.durable(topic, "reader").close()
+        client.create_topic(kept, journal=False)
+        before = client.placement().version
+        assert "--replicate-durables" in move(cells, topic, "--to", "b", code=1)["error"]
+        assert "has no journal" in move(cells, kept, "--to", "b", code=1)["error"]
+        assert "TOPIC_NOT_FOUND" in move(cells, absent, "--to", "b", code=1)["error"]
+        assert "there is no cell c" in move(cells, topic, "--to", "c", code=1)["error"]
+        with cells.direct("b") as direct:
+            direct.create_topic(topic, key=["/id"], here=True)
+            assert direct.placement(topic).copy is not None
+        assert client.placement().version == before
+        assert client.replication_status().outgoing == ()
+
+
+def test_a_move_is_undone_before_it_has_switched(cells: MovingCells) -> None:
+    topic = made(cells)
+    with Client(cells.home) as client, cells.direct("b") as direct:
+        client.publish(topic, {"id": 1})
+
+        def tell(line: str) -> None:
+            if "is ready to take" in line:
+                raise Ended
+
+        with pytest.raises(Ended):
+            mover(cells, (topic,), tell)
+        waiting = direct.placement().prepared
+        assert waiting is not None
+        assert waiting.topics == (topic,)
+        assert "has version" in waiting.message
+        shown = CliRunner().invoke(command.sow, ["--server", cells.addresses["b"][0], "doctor"])
+        assert f"for {topic}" in shown.output
+        cells.servers["b"].kill9()
+        cells.servers["b"].start()
+        assert direct.placement().prepared is not None
+        move(cells, topic, "--to", "b", "--abort")
+        placed = direct.placement(topic)
+        assert placed.prepared is None
+        assert placed.copy is None
+        assert direct.replication_status().outgoing == ()
+        assert cells.keys("a", topic) == ["1"]
+        move(cells, topic, "--to", "b")
+        assert cells.keys("b", topic) == ["1"]
