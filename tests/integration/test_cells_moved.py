@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -13,11 +15,11 @@ from click.testing import CliRunner
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
-from sow_cli.moving import Moved, Mover
+from sow_cli.moving import Moved, Mover, moved_text
 from sow_cli.session import Session, connect
 from sow_client import EARLIEST, Client, SowError
-from tests.support.servers.cells import MovingCells
-from tests.support.servers.server import until
+from tests.support.servers.cells import CellServer, MovingCells, placement
+from tests.support.servers.server import free_port, until
 
 pytestmark = pytest.mark.one_client
 STEPS: Final = 10
@@ -268,3 +270,49 @@ def test_a_move_is_undone_before_it_has_switched(cells: MovingCells) -> None:
         assert cells.keys("a", topic) == ["1"]
         move(cells, topic, "--to", "b")
         assert cells.keys("b", topic) == ["1"]
+
+
+def test_a_copy_that_the_other_cell_may_lack_is_never_deleted(cells: MovingCells) -> None:
+    """Story: an operator changed the placement by hand, without a link, and then found the command."""
+    topic = made(cells)
+    with Client(cells.home) as client:
+        client.publish(topic, {"id": 1})
+        placed = client.placement()
+        text = moved_text(placed.text, (topic,), "b")
+        for cell in "ab":
+            with cells.direct(cell) as direct:
+                direct.reload_placement(text)
+        client.create_topic(topic, key=["/id"])
+        done = move(cells, topic, "--to", "b")
+        assert done["kept"] == [f"{topic} at {cells.home}"]
+        assert client.get(topic, "1") is None
+        refused = move(cells, topic, "--to", "a", code=1)["error"]
+        assert "has a copy" in refused
+        assert "with 1 records, of no link" in refused
+
+
+def test_a_topic_moves_from_two_replicas_to_two_others(tmp_path: Path) -> None:
+    """Every server of a cell may have records that no other one has yet."""
+    ports = {name: free_port() for name in ("a-1", "a-2", "b-1", "b-2")}
+    addresses = {cell: [f"127.0.0.1:{ports[f'{cell}-{number}']}" for number in (1, 2)] for cell in "ab"}
+    with ExitStack() as stack:
+        for name, port in ports.items():
+            other = f"{name[:2]}{3 - int(name[2])}"
+            peer = f'[[replication.peers]]\nname = "{other}"\naddress = "127.0.0.1:{ports[other]}"\n'
+            config = f'[server]\ninstance = "{name}"\n{peer}'
+            text = placement(1, cells=addresses)
+            stack.enter_context(CellServer(tmp_path / name, name[0], text, config=config, port=port))
+        clients = {name: stack.enter_context(Client(f"127.0.0.1:{port}")) for name, port in ports.items()}
+        for name in ("a-1", "a-2"):
+            clients[name].create_topic("orders", key=["/id"])
+            clients[name].publish("orders", {"id": name})
+        told: list[str] = []
+        with Mover(Session(addresses["a"][0], None, connect), ("orders",), "b", told.append) as one:
+            assert one.move().kept == ()
+        for name in ("b-1", "b-2"):
+            found = clients[name].placement("orders")
+            assert found.copy is not None
+            assert found.copy.records == 2
+            assert found.topic_cell == "b"
+        clients["b-2"].publish("orders", {"id": 3})
+        assert [link.origin for name in clients for link in clients[name].replication_status().outgoing] == ["file"] * 4
