@@ -95,6 +95,9 @@ class Mover:
     """Gets a line for each step."""
     files: LinkFiles = NO_FILES
     keep: bool = False
+    links_before: float = 0.0
+    """Seconds from the moment when everything was sent for the first time to the switch: a bookmark of this time is one
+    of the other cell, too (rule F6)."""
     links_for: float = 0.0
     """Seconds for which the links stay after the switch."""
     _open: ExitStack = field(default_factory=ExitStack)
@@ -312,6 +315,7 @@ class Mover:
             for one in followers:
                 if one not in targets:
                     one.client.prepare_placement(text, self.topics, names)
+            time.sleep(self.links_before)
             self._await_even(sources, targets)
         began = time.monotonic()
         for source in sources:

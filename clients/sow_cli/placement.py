@@ -239,6 +239,14 @@ def _reloaded(one: _Answer[PlacementReloaded], wanted: PlacementReloaded) -> lis
 @click.option("--to", "cell", required=True, metavar="CELL", help="The cell to which they go.")
 @click.option("--keep", is_flag=True, help="Leave the copies where the topics have been.")
 @click.option(
+    "--links-before",
+    type=arguments.duration,
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the links are complete before the switch: what readers get in this time lets them go on.",
+)
+@click.option(
     "--links-for",
     type=arguments.duration,
     default="5s",
@@ -261,6 +269,7 @@ def move(
     cell: str,
     *,
     keep: bool,
+    links_before: str,
     links_for: str,
     link_ca: str,
     link_certificate: str,
@@ -286,8 +295,8 @@ def move(
     if accept_loss and not abort:
         raise click.UsageError("--accept-loss goes with --abort")
     files = LinkFiles(link_ca, link_certificate, link_key, link_token_file)
-    seconds = parse_micros(links_for) / 1_000_000
-    with Mover(session, tuple(dict.fromkeys(topics)), cell, note, files, keep, seconds) as mover:
+    before, after = (parse_micros(text) / 1_000_000 for text in (links_before, links_for))
+    with Mover(session, tuple(dict.fromkeys(topics)), cell, note, files, keep, before, after) as mover:
         done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
     output.one(
         [

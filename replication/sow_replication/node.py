@@ -251,6 +251,10 @@ class Node:
         )
         if incoming is None:
             return decision
+        reason = decision.reason if isinstance(decision, Refused) else types_pb2.ERROR_REASON_RESEED_PENDING
+        if out is not None and out.state == "refused" and reason == types_pb2.ERROR_REASON_RESEED_PENDING:
+            # It may have been given this one's name just now. Where it has to wait, it even waits for this link.
+            out.next_at_micros = self.store.now_micros()
         if isinstance(decision, Refused):
             if not incoming.trouble.is_like(decision):
                 self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
@@ -259,8 +263,6 @@ class Node:
             incoming.live = receiver
             incoming.trouble.passed()
             incoming.covers.clear()
-            if out is not None and out.state == "refused":
-                out.next_at_micros = self.store.now_micros()  # it may have been given this one's name just now
             if live is not None:
                 live.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} has opened another link"))
         return decision

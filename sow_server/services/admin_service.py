@@ -136,7 +136,11 @@ class AdminService:
         else:
             call.topic(request.name, whole=True)
         deleted = await self._administration.delete_topic(
-            request.name, force=request.force, stray=request.here, sees=_views_seen(call, request.name)
+            request.name,
+            force=request.force,
+            in_config=request.here,  # the configuration declares it for the cell that it is placed in
+            stray=request.here,
+            sees=_views_seen(call, request.name),
         )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force, here=request.here)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from examples import family
 from examples.flights import read_flights
 from examples.spark import family as spark_family
+from sow_cli.moving import Mover
+from sow_cli.session import Session, connect
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
 from sow_spark.errors import SowSourceError
@@ -28,7 +32,8 @@ from sow_spark.schemas import infer
 from sow_spark.stream_cells import CellsReader
 from sow_spark.stream_ending import stop_for_good
 from sow_spark.stream_offsets import Offset
-from tests.support.servers.cells import TwoCells
+from tests.support.servers.cells import MovingCells, TwoCells
+from tests.support.servers.server import until
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +88,40 @@ def test_the_pin_of_a_query_is_removed_in_the_cell_of_its_topic_and_no_other_pin
         options = {"server": cells.home, "topic": topic, "pinName": "nightly"}
         assert stop_for_good(ended, options) == [f"{topic}/nightly"]
         assert [pin.topic for name in (topic, also) for pin in client.durables(name)] == [also]
+
+
+@pytest.mark.long
+def test_a_stream_goes_on_while_its_topic_moves(spark: SparkSession, tmp_path: Path) -> None:
+    """It misses nothing. Some changes may come again (rule F9)."""
+    with MovingCells(tmp_path / "cells") as cells, Client(cells.home) as client:
+        topic = cells.topic("a")
+        client.create_topic(topic, key=["/id"], retain_time="1h")
+        options = {"server": cells.home, "topic": topic, "startingFrom": "earliest"}
+        streamed = spark.readStream.format("sow").options(**options).load()
+        seen: set[int] = set()
+        writer = streamed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer = writer.foreachBatch(lambda batch, _: seen.update(row.id for row in batch.select("id").collect()))
+        query = writer.trigger(processingTime="200 milliseconds").start()
+        try:
+            count = 0
+            for phase in range(3):
+                if phase == 1:
+                    told: list[str] = []
+                    mover = Mover(Session(cells.home, None, connect), (topic,), "b", told.append)
+                    mover.links_before, mover.links_for = 10.0, 30.0
+                    moving = threading.Thread(target=lambda: (mover.move(), mover.__exit__()))
+                    moving.start()
+                while moving.is_alive() if phase == 1 else count < (50, 0, 200)[phase]:
+                    client.publish(topic, {"id": count})
+                    count += 1
+                    time.sleep(0.05)
+                if phase != 1:
+                    until(lambda: seen >= set(range(count)), 60, "the stream to have all")
+            moving.join()
+            assert query.exception() is None
+            assert set(map(int, cells.keys("b", topic))) == set(range(count))
+        finally:
+            query.stop()
 
 
 # ---- one DataFrame over topics of several cells ----
