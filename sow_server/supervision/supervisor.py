@@ -19,6 +19,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ from typing import Final
 import structlog
 
 from sow_server import logs
-from sow_server.config import Config
+from sow_server.config import Config, ConfigError
+from sow_server.config.file import read_text
 from sow_server.engine.opening import claim_directory, in_use
 from sow_server.signals import ignore_reloads
 from sow_server.supervision import directories, placement_file
@@ -65,7 +67,38 @@ class Starting:
         return self.arguments if starts else (*self.arguments, *self.once)
 
 
-def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str]) -> int:
+class ConfigFile:
+    """The configuration file, as it was when the supervisor started (supervised [3])."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._text = text
+        self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the supervisor runs
+        self._kept.write(text.encode())
+        self._kept.flush()
+        self._told = text
+
+    @property
+    def descriptor(self) -> int:
+        return self._kept.fileno()
+
+    def tell_change(self) -> None:
+        """Says in the log, once for each change, that the file is another one by now. A pipe cannot change."""
+        if not self._path.is_file():
+            return
+        try:
+            found = read_text(self._path)
+        except ConfigError as error:
+            found = str(error)
+        if found not in (self._text, self._told):
+            effect = "cells go on with the configuration of the start; it counts once all are restarted"
+            log.warning("configuration_changed", cell="all", file=str(self._path), effect=effect)
+        self._told = found
+
+
+def run(
+    cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str], file: ConfigFile | None = None
+) -> int:
     """Starts all cells and watches them until it is told to stop; returns the exit code. `arguments`: those of each
     cell; `once`: those of its first start alone. Raises CannotStart, ConfigError, OpenError."""
     first = next(iter(cells.values()))
@@ -79,19 +112,20 @@ def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[st
             Starting(name, config.server.data_dir, (*arguments, "--cell", name), tuple(once))
             for name, config in cells.items()
         ]
-        return asyncio.run(_supervise(starting, Output(first.log)))
+        return asyncio.run(_supervise(starting, Output(first.log), file))
     finally:
         claim.release()
 
 
-async def _supervise(starting: Sequence[Starting], output: Output) -> int:
-    return await Supervisor(starting, output).run()
+async def _supervise(starting: Sequence[Starting], output: Output, file: ConfigFile | None) -> int:
+    return await Supervisor(starting, output, file).run()
 
 
 class Supervisor:
     """Owns the processes of the cells."""
 
-    def __init__(self, cells: Sequence[Starting], output: Output) -> None:
+    def __init__(self, cells: Sequence[Starting], output: Output, file: ConfigFile | None = None) -> None:
+        self.file: Final = file
         # The writing end is this process's alone; a descriptor that no child is given is closed in it ([6]).
         self._alive_read, self._alive = os.pipe()
         self._stopping = asyncio.Event()
@@ -248,19 +282,24 @@ class _Cell:
         return code
 
     async def _start(self) -> asyncio.subprocess.Process:
-        descriptor = self._supervisor.descriptor
-        options = self._starting.options(self._starts)
+        descriptors = [self._supervisor.descriptor]
+        options = [*self._starting.options(self._starts), "--supervised", str(descriptors[0])]
+        file = self._supervisor.file
+        if file is not None:
+            descriptors.append(file.descriptor)
+            options += ["--config-text", str(file.descriptor)]
+            if self._starts:
+                file.tell_change()
         self._starts += 1
         # The modules come from where this process has them. With -m alone they could come from the working directory.
         paths = os.pathsep.join(map(os.path.abspath, sys.path))
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "sow_server", *options),
-            *("--supervised", str(descriptor)),
             env=os.environ | {"PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
             process_group=0,
         )
 

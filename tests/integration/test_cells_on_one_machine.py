@@ -161,18 +161,37 @@ def test_a_cell_that_cannot_start_ends_the_first_start_with_its_message(tmp_path
 @pytest.mark.long
 def test_a_cell_that_cannot_start_again_does_not_end_the_others(cells: ServerProcess) -> None:
     cells.start()
-    good = cells.config.read_text()
-    cells.configure(good + "surplus = 1\n")
     os.kill(_pid(cells, "cell-2"), signal.SIGKILL)
+    until(lambda: cells.events("cell_ended"), WAIT_SECONDS, "the end of cell-2")
+    database = cells.data / "cell-2" / "db"
+    database.rename(cells.data / "aside")  # before the start again, a second later
     until(lambda: len(cells.events("cell_ended")) == 2, WAIT_SECONDS, "a start that goes wrong")
     killed, refused = cells.events("cell_ended")
     assert (killed["code"], killed["starts_again_in_seconds"]) == (-signal.SIGKILL, 1.0)
     assert (refused["code"], refused["starts_again_in_seconds"]) == (2, 2.0)
-    assert "unknown key" in str(refused["message"])
+    assert str(cells.data / "cell-2") in str(refused["message"])
     with Client(cells.address) as client:
         client.publish("orders", {"id": 1}, key="1")
-    cells.configure(good)
+    (cells.data / "aside").rename(database)
     until(lambda: _ready_times(cells, "cell-2") == 2, WAIT_SECONDS, "cell-2 to come back")
+    assert cells.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_cell_that_starts_again_has_the_configuration_of_the_others(cells: ServerProcess) -> None:
+    """Story: the file had another data directory by then, and the one cell that was started again had no data."""
+    cells.start()
+    with Client(cells.address) as client:
+        client.publish("orders", {"id": 1}, key="1")
+    cells.configure(QUIET + '[defaults]\nmax_age = "1h"\n[log]\nlevel = "error"\n')
+    for times in (2, 3):
+        os.kill(_pid(cells, "cell-1"), signal.SIGKILL)
+        until(lambda times=times: _ready_times(cells, "cell-1") == times, WAIT_SECONDS, "cell-1 to come back")
+        with Client(cells.address) as client:
+            assert client.get("orders", "1") is not None
+            assert {one.value for one in client.config() if one.key == "level"} == {'"info"'}
+    (told,) = cells.events("configuration_changed")
+    assert (told["cell"], told["file"]) == ("all", str(cells.config))
     assert cells.terminate() == 0
 
 
