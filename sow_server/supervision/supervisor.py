@@ -9,6 +9,8 @@
      are in process groups of their own, so they get a terminal's signals through the supervisor alone.
 [5]  `ready` is logged once, when all cells are.
 [6]  No cell outlives the supervisor (`supervised`).
+[7]  Processes that it inherits, as process 1 of a container does, are not left as dead ones: a cell that was killed
+     leaves its reader processes.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from sow_server.supervision.pauses import Pauses
 IN_USE_SECONDS_MAX: Final = 120.0
 """How long a cell waits for the end of another process that uses its data."""
 LOOK_SECONDS: Final = 0.2
+REAP_SECONDS: Final = 1.0
 OUTPUT_SECONDS_MAX: Final = 1.0
 """How long the supervisor waits for the last lines of a cell that ended. A process of it may hold its output open."""
 READ_BYTES: Final = 2**16
@@ -103,7 +106,8 @@ def run(
     cell; `once`: those of its first start alone. Raises CannotStart, ConfigError, OpenError."""
     first = next(iter(cells.values()))
     data_dir = first.server.data_dir.parent
-    logs.configure(first.log)
+    stream = logs.standard_error(cell="all")
+    logs.configure(first.log, stream)
     claim = claim_directory(data_dir)
     try:
         directories.check_cells(data_dir, len(cells))
@@ -112,7 +116,7 @@ def run(
             Starting(name, config.server.data_dir, (*arguments, "--cell", name), tuple(once))
             for name, config in cells.items()
         ]
-        return asyncio.run(_supervise(starting, Output(first.log), file))
+        return asyncio.run(_supervise(starting, Output(first.log, stream), file))
     finally:
         claim.release()
 
@@ -138,6 +142,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
         tasks = [asyncio.create_task(cell.keep()) for cell in self._cells]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -167,6 +172,23 @@ class Supervisor:
     def _reload(self) -> None:
         for cell in self._cells:
             cell.reload()
+
+    def _reap(self) -> None:
+        """Takes note of the end of processes that are not its own ([7])."""
+        again = any(cell.starts for cell in self._cells)
+        own = {cell.pid for cell in self._cells}
+        while not again:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid in own:
+                again = True  # asyncio awaits it, and it stands before the others until then
+            else:
+                os.waitpid(ended.si_pid, os.WNOHANG)
+        asyncio.get_running_loop().call_later(REAP_SECONDS, self._reap)
 
     # -- for its cells ------------------------------------------------------------------------------------------------
 
@@ -210,12 +232,19 @@ class _Cell:
         self._ready_since = 0.0
         self._reload_when_ready = False
         self._starts = 0
+        self.starts = False
+        """True while its process is being started."""
         self.address = ""
         """Its first address while it is ready; "" while it is not."""
 
     @property
     def name(self) -> str:
         return self._starting.name
+
+    @property
+    def pid(self) -> int | None:
+        """That of its process; None: it has none."""
+        return None if self._process is None else self._process.pid
 
     @property
     def runs(self) -> bool:
@@ -264,11 +293,14 @@ class _Cell:
 
     async def _live(self, lines: Lines) -> int:
         """One life; returns the exit code."""
+        self.starts = True
         try:
             self._process = await self._start()
         except OSError as error:  # too many processes, no memory: it may pass
             lines.trouble = f"cannot be started: {error.strerror}"
             return REFUSED
+        finally:
+            self.starts = False
         if self._supervisor.stopping:  # it came while the process was started
             self.signal(signal.SIGTERM)
         log.info("cell_started", cell=self.name, pid=self._process.pid)
