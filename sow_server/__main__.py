@@ -62,9 +62,10 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     given.config = given.config or os.environ.get("SOW_SERVER_CONFIG") or None
     cells = config.all_cells(given.cells or 0, len(os.sched_getaffinity(0)))
     try:
+        text = _text(given)
         if given.supervised is not None:
             cells = tuple(cell for cell in cells if cell.name == given.cell)
-        every = {cell.name: _load(given, cell) for cell in cells} or {"": _load(given, None)}
+        every = {cell.name: _load(given, cell, text) for cell in cells} or {"": _load(given, None, text)}
     except config.ConfigError as error:
         return _trouble(str(error))
     found = every if given.cell is None else {given.cell: every[given.cell]}
@@ -79,11 +80,23 @@ def _run(given: argparse.Namespace, time_source: TimeSource | None) -> int:
     # one message.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if given.cells and given.cell is None:
-        return _run_cells(given, found)
+        return _run_cells(given, found, text)
     return _run_one(given, every, time_source)
 
 
-def _load(given: argparse.Namespace, cell: Cell | None) -> Config:
+def _text(given: argparse.Namespace) -> str | None:
+    """The text of the configuration file, which is read once for all cells; None: there is none."""
+    from sow_server.config.file import read_text
+    from sow_server.supervision import supervised
+
+    if given.config is None:
+        return None
+    if given.config_text is not None:
+        return supervised.config_text(given.config_text)
+    return read_text(Path(given.config), pipe=True)
+
+
+def _load(given: argparse.Namespace, cell: Cell | None, text: str | None) -> Config:
     from sow_server import config
 
     return config.load(
@@ -99,6 +112,7 @@ def _load(given: argparse.Namespace, cell: Cell | None) -> Config:
             cell=cell,
         ),
         os.environ,
+        text=text,
     )
 
 
@@ -161,7 +175,7 @@ def _run_one(given: argparse.Namespace, every: Mapping[str, Config], time_source
         return _trouble(str(error))
 
 
-def _run_cells(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
+def _run_cells(given: argparse.Namespace, found: Mapping[str, Config], text: str | None) -> int:
     from sow_server.config import ConfigError
     from sow_server.engine.values.errors import OpenError
     from sow_server.supervision import supervisor
@@ -173,8 +187,9 @@ def _run_cells(given: argparse.Namespace, found: Mapping[str, Config]) -> int:
     arguments += ["--insecure"] * given.insecure + ["--cells", str(given.cells)]
     once = ["--accept-clock"] * given.accept_clock + ["--accept-loss"] * given.accept_loss
     once += ["--authoritative"] * given.authoritative
+    file = None if text is None else supervisor.ConfigFile(Path(given.config), text)
     try:
-        return supervisor.run(found, arguments, once)
+        return supervisor.run(found, arguments, once, file)
     except (ConfigError, OpenError, supervisor.CannotStart) as error:
         return _trouble(str(error))
 
@@ -283,6 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cell", metavar="NAME", help="of --cells N that one alone: check, print, ask or run it")
     parser.add_argument("--supervised", metavar="DESCRIPTOR", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--config-text", metavar="DESCRIPTOR", type=int, help=argparse.SUPPRESS)
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--check-config", action="store_true", help="check the configuration, then exit")
     action.add_argument(

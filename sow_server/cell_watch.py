@@ -32,7 +32,8 @@ LONG_MICROS: Final = 60 * MICROS
 ASKED_AT_A_TIME: Final = 32
 ANSWER_BYTES_MAX: Final = 64 * 2**10
 """Without a credential, an answer has three short fields."""
-MESSAGE_CHARACTERS_MAX: Final = 200
+MESSAGE_CHARACTERS_MAX: Final = 400
+"""Messages of gRPC begin with all that failed, and have the cause at their end."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.enable_retries", 0),

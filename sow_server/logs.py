@@ -3,6 +3,7 @@
     [1]  Every line has `time` (UTC), `level`, `event` and `logger`; the rest are the event's own fields.
     [2]  The last lines are kept for people who may see them (rule X10).
     [3]  On a terminal the lines are for people, otherwise each line is a JSON object; `[log] format` overrides that.
+    [4]  A reader that does not read holds nobody up. Lines beyond a bound are dropped, and told as `log_lines_dropped`.
 
 Modules log with `structlog.get_logger(__name__).info("event_name", field=…)`: an event is a name, not a sentence.
 The event `ready` (field `address`) means that the server answers. Programs that start a server wait for it.
@@ -12,25 +13,46 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Final, TextIO
+from typing import Final, Protocol
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from sow_server.config import LogConfig
+from sow_server.patient_stream import PatientStream
 from sow_server.services.log_tail import LogTail
 
 _FIRST: Final = ("time", "level", "event", "logger")
 _decode_event: Final = msgspec.json.Decoder(dict[str, object]).decode
 _QUIET: Final = ("apscheduler",)
 """Libraries that log every run of every job at level info."""
+log = structlog.get_logger(__name__)
 
 
-def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail | None = None) -> None:
+class Stream(Protocol):
+    """The stream of a log."""
+
+    def isatty(self) -> bool: ...
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def standard_error(**fields: object) -> Stream:
+    """Standard error, for which nothing waits ([4]). `fields`: those of the line about dropped ones."""
+    try:
+        sys.stderr.fileno()
+    except (OSError, ValueError):
+        return sys.stderr
+    return PatientStream(sys.stderr, lambda lines: log.error("log_lines_dropped", lines=lines, **fields))
+
+
+def configure(config: LogConfig, stream: Stream | None = None, *, tail: LogTail | None = None) -> None:
     """Sets up structlog and the root logger; may be called again. `stream`: standard error. `tail` gets each line,
     too ([2])."""
-    stream = stream or sys.stderr
+    stream = stream or standard_error()
     level = logging.getLevelNamesMapping()[config.level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -78,12 +100,12 @@ def configure(config: LogConfig, stream: TextIO | None = None, *, tail: LogTail 
     )
 
 
-def is_console(config: LogConfig, stream: TextIO) -> bool:
+def is_console(config: LogConfig, stream: Stream) -> bool:
     """True if the lines are for people ([3])."""
     return config.format == "console" or (config.format == "auto" and stream.isatty())
 
 
-def console_renderer(stream: TextIO) -> Processor:
+def console_renderer(stream: Stream) -> Processor:
     """Writes events for people."""
     return structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="time")
 

@@ -1,7 +1,7 @@
 """The cells of `--cells`: the configuration of each follows from the one file that all of them have.
 
-[1]  Two cells never have the same address, directory, file that is written, or name. `DIFFER` has all these settings;
-     each other one is the same at every cell.
+[1]  Two cells never have the same address, directory, regular file that is written, or name. `DIFFER` has all these
+     settings; each other one is the same at every cell.
 [2]  Every port counts up by the same step, which is 1 unless ports of the file are side by side. The first cell has the
      ports of the file.
 [3]  A cell's peer is the cell of the same number on the other machine, which runs as many cells of such a file:
@@ -191,4 +191,6 @@ def _name(table: str, key: str, name: str, cell: Cell, complain: Complain) -> st
 
 
 def _own_file(file: Path, cell: Cell) -> Path:
+    if file.exists() and not file.is_file():
+        return file  # a device or a pipe, such as /dev/null, gets the lines of all
     return file.with_name(f"{file.stem}-{cell.name}{file.suffix}")

@@ -106,14 +106,19 @@ class Overrides:
 
 
 def load(
-    path: Path | None, overrides: Overrides | None = None, environment: Mapping[str, str] = MappingProxyType({})
+    path: Path | None,
+    overrides: Overrides | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    *,
+    text: str | None = None,
 ) -> Config:
     """The configuration of a file, with the variables of the environment and then the overrides applied. Without a
-    file: the defaults, with dynamic topics. Raises ConfigError."""
+    file: the defaults, with dynamic topics. `text`: that of the file, if it has been read before. Raises
+    ConfigError."""
     overrides = overrides or Overrides()
     tables: dict[str, object] = {"server": {"dynamic_topics": True}}
     if path is not None:
-        tables = parse_toml(path, pipe=overrides.cell is None)  # of several cells, each one reads it
+        tables = parse_text(path, read_text(path, pipe=True) if text is None else text)
     given = {} if path is None else dict.fromkeys(_places(tables), "file")
     variables = apply_environment(environment, tables)
     source, folder = ("default configuration", Path.cwd()) if path is None else (str(path), path.absolute().parent)
@@ -176,13 +181,13 @@ def check_accepted(config: Config, name: str) -> None:
     check_relations(reader.error, dataclasses.replace(config, replication=replication))
 
 
-def parse_toml(path: Path, *, pipe: bool = False) -> dict[str, object]:
-    """The tables of a file. `pipe`: it may be one, as it is read once. Raises ConfigError."""
-    return parse_text(path, read_text(path, pipe=pipe))
+def parse_toml(path: Path) -> dict[str, object]:
+    """The tables of a file. Raises ConfigError."""
+    return parse_text(path, read_text(path))
 
 
 def read_text(path: Path, *, pipe: bool = False) -> str:
-    """The text of a file. `pipe`: as of `parse_toml`. Raises ConfigError."""
+    """The text of a file. `pipe`: it may be one, as it is read once. Raises ConfigError."""
     try:
         return (path.read_bytes() if pipe and path.is_fifo() else read_regular(path)).decode()
     except OSError as error:

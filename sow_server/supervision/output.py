@@ -10,9 +10,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Final
 
 import msgspec
 import structlog
@@ -33,8 +32,8 @@ _decode: Final = msgspec.json.Decoder(dict[str, object]).decode
 class Output:
     """Writes the lines of all cells."""
 
-    def __init__(self, config: LogConfig, stream: TextIO | None = None) -> None:
-        self._stream: Final = stream or sys.stderr
+    def __init__(self, config: LogConfig, stream: logs.Stream) -> None:
+        self._stream: Final = stream
         self._levels: Final = LEVELS[LEVELS.index(config.level) :]
         self._console: Final = logs.console_renderer(self._stream) if logs.is_console(config, self._stream) else None
 

@@ -6,6 +6,8 @@
      the supervisor ended before the cell asked for it.
 [2]  A cell logs JSON, and the events that the supervisor follows. The supervisor chooses the lines that go out, and
      their format.
+[3]  All cells have the configuration that the supervisor has read, whenever they start: the text is in a file without a
+     name, whose descriptor they get.
 """
 
 from __future__ import annotations
@@ -22,6 +24,12 @@ from sow_server.config import LogConfig
 def stop_with(descriptor: int) -> None:
     """From now on this process gets SIGTERM once nobody holds the other end of a pipe."""
     threading.Thread(target=_wait, args=(descriptor,), name="supervisor", daemon=True).start()
+
+
+def config_text(descriptor: int) -> str:
+    """The configuration that the supervisor has read ([3])."""
+    # Not from the position, which all processes share.
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode()
 
 
 def log_config(config: LogConfig) -> LogConfig:

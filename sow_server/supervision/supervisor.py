@@ -9,6 +9,8 @@
      are in process groups of their own, so they get a terminal's signals through the supervisor alone.
 [5]  `ready` is logged once, when all cells are.
 [6]  No cell outlives the supervisor (`supervised`).
+[7]  Processes that it inherits, as process 1 of a container does, are not left as dead ones: a cell that was killed
+     leaves its reader processes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +31,8 @@ from typing import Final
 import structlog
 
 from sow_server import logs
-from sow_server.config import Config
+from sow_server.config import Config, ConfigError
+from sow_server.config.file import read_text
 from sow_server.engine.opening import claim_directory, in_use
 from sow_server.signals import ignore_reloads
 from sow_server.supervision import directories, placement_file
@@ -38,6 +42,7 @@ from sow_server.supervision.pauses import Pauses
 IN_USE_SECONDS_MAX: Final = 120.0
 """How long a cell waits for the end of another process that uses its data."""
 LOOK_SECONDS: Final = 0.2
+REAP_SECONDS: Final = 1.0
 OUTPUT_SECONDS_MAX: Final = 1.0
 """How long the supervisor waits for the last lines of a cell that ended. A process of it may hold its output open."""
 READ_BYTES: Final = 2**16
@@ -65,12 +70,44 @@ class Starting:
         return self.arguments if starts else (*self.arguments, *self.once)
 
 
-def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str]) -> int:
+class ConfigFile:
+    """The configuration file, as it was when the supervisor started (supervised [3])."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._text = text
+        self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the supervisor runs
+        self._kept.write(text.encode())
+        self._kept.flush()
+        self._told = text
+
+    @property
+    def descriptor(self) -> int:
+        return self._kept.fileno()
+
+    def tell_change(self) -> None:
+        """Says in the log, once for each change, that the file is another one by now. A pipe cannot change."""
+        if not self._path.is_file():
+            return
+        try:
+            found = read_text(self._path)
+        except ConfigError as error:
+            found = str(error)
+        if found not in (self._text, self._told):
+            effect = "cells go on with the configuration of the start; it counts once all are restarted"
+            log.warning("configuration_changed", cell="all", file=str(self._path), effect=effect)
+        self._told = found
+
+
+def run(
+    cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[str], file: ConfigFile | None = None
+) -> int:
     """Starts all cells and watches them until it is told to stop; returns the exit code. `arguments`: those of each
     cell; `once`: those of its first start alone. Raises CannotStart, ConfigError, OpenError."""
     first = next(iter(cells.values()))
     data_dir = first.server.data_dir.parent
-    logs.configure(first.log)
+    stream = logs.standard_error(cell="all")
+    logs.configure(first.log, stream)
     claim = claim_directory(data_dir)
     try:
         directories.check_cells(data_dir, len(cells))
@@ -79,19 +116,20 @@ def run(cells: Mapping[str, Config], arguments: Sequence[str], once: Sequence[st
             Starting(name, config.server.data_dir, (*arguments, "--cell", name), tuple(once))
             for name, config in cells.items()
         ]
-        return asyncio.run(_supervise(starting, Output(first.log)))
+        return asyncio.run(_supervise(starting, Output(first.log, stream), file))
     finally:
         claim.release()
 
 
-async def _supervise(starting: Sequence[Starting], output: Output) -> int:
-    return await Supervisor(starting, output).run()
+async def _supervise(starting: Sequence[Starting], output: Output, file: ConfigFile | None) -> int:
+    return await Supervisor(starting, output, file).run()
 
 
 class Supervisor:
     """Owns the processes of the cells."""
 
-    def __init__(self, cells: Sequence[Starting], output: Output) -> None:
+    def __init__(self, cells: Sequence[Starting], output: Output, file: ConfigFile | None = None) -> None:
+        self.file: Final = file
         # The writing end is this process's alone; a descriptor that no child is given is closed in it ([6]).
         self._alive_read, self._alive = os.pipe()
         self._stopping = asyncio.Event()
@@ -104,6 +142,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
         tasks = [asyncio.create_task(cell.keep()) for cell in self._cells]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -133,6 +172,23 @@ class Supervisor:
     def _reload(self) -> None:
         for cell in self._cells:
             cell.reload()
+
+    def _reap(self) -> None:
+        """Takes note of the end of processes that are not its own ([7])."""
+        again = any(cell.starts for cell in self._cells)
+        own = {cell.pid for cell in self._cells}
+        while not again:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            if ended.si_pid in own:
+                again = True  # asyncio awaits it, and it stands before the others until then
+            else:
+                os.waitpid(ended.si_pid, os.WNOHANG)
+        asyncio.get_running_loop().call_later(REAP_SECONDS, self._reap)
 
     # -- for its cells ------------------------------------------------------------------------------------------------
 
@@ -176,12 +232,19 @@ class _Cell:
         self._ready_since = 0.0
         self._reload_when_ready = False
         self._starts = 0
+        self.starts = False
+        """True while its process is being started."""
         self.address = ""
         """Its first address while it is ready; "" while it is not."""
 
     @property
     def name(self) -> str:
         return self._starting.name
+
+    @property
+    def pid(self) -> int | None:
+        """That of its process; None: it has none."""
+        return None if self._process is None else self._process.pid
 
     @property
     def runs(self) -> bool:
@@ -230,11 +293,14 @@ class _Cell:
 
     async def _live(self, lines: Lines) -> int:
         """One life; returns the exit code."""
+        self.starts = True
         try:
             self._process = await self._start()
         except OSError as error:  # too many processes, no memory: it may pass
             lines.trouble = f"cannot be started: {error.strerror}"
             return REFUSED
+        finally:
+            self.starts = False
         if self._supervisor.stopping:  # it came while the process was started
             self.signal(signal.SIGTERM)
         log.info("cell_started", cell=self.name, pid=self._process.pid)
@@ -248,19 +314,24 @@ class _Cell:
         return code
 
     async def _start(self) -> asyncio.subprocess.Process:
-        descriptor = self._supervisor.descriptor
-        options = self._starting.options(self._starts)
+        descriptors = [self._supervisor.descriptor]
+        options = [*self._starting.options(self._starts), "--supervised", str(descriptors[0])]
+        file = self._supervisor.file
+        if file is not None:
+            descriptors.append(file.descriptor)
+            options += ["--config-text", str(file.descriptor)]
+            if self._starts:
+                file.tell_change()
         self._starts += 1
         # The modules come from where this process has them. With -m alone they could come from the working directory.
         paths = os.pathsep.join(map(os.path.abspath, sys.path))
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "sow_server", *options),
-            *("--supervised", str(descriptor)),
             env=os.environ | {"PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[descriptor],
+            pass_fds=descriptors,
             process_group=0,
         )
 

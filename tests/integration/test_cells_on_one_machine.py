@@ -161,18 +161,41 @@ def test_a_cell_that_cannot_start_ends_the_first_start_with_its_message(tmp_path
 @pytest.mark.long
 def test_a_cell_that_cannot_start_again_does_not_end_the_others(cells: ServerProcess) -> None:
     cells.start()
-    good = cells.config.read_text()
-    cells.configure(good + "surplus = 1\n")
     os.kill(_pid(cells, "cell-2"), signal.SIGKILL)
+    until(lambda: cells.events("cell_ended"), WAIT_SECONDS, "the end of cell-2")
+    database = cells.data / "cell-2" / "db"
+    database.rename(cells.data / "aside")  # before the start again, a second later
     until(lambda: len(cells.events("cell_ended")) == 2, WAIT_SECONDS, "a start that goes wrong")
     killed, refused = cells.events("cell_ended")
     assert (killed["code"], killed["starts_again_in_seconds"]) == (-signal.SIGKILL, 1.0)
     assert (refused["code"], refused["starts_again_in_seconds"]) == (2, 2.0)
-    assert "unknown key" in str(refused["message"])
+    assert str(cells.data / "cell-2") in str(refused["message"])
     with Client(cells.address) as client:
         client.publish("orders", {"id": 1}, key="1")
-    cells.configure(good)
+    (cells.data / "aside").rename(database)
     until(lambda: _ready_times(cells, "cell-2") == 2, WAIT_SECONDS, "cell-2 to come back")
+    assert cells.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_cell_that_starts_again_has_the_configuration_of_the_others(cells: ServerProcess) -> None:
+    """Story: the file had another data directory by then, and the one cell that was started again had no data."""
+    cells.start()
+    with Client(cells.address) as client:
+        client.publish("orders", {"id": 1}, key="1")
+    cells.configure(QUIET + '[defaults]\nmax_age = "1h"\n[log]\nlevel = "error"\n')
+    for times in (2, 3):
+        os.kill(_pid(cells, "cell-1"), signal.SIGKILL)
+
+        def is_back(times: int = times) -> bool:
+            return _ready_times(cells, "cell-1") == times
+
+        until(is_back, WAIT_SECONDS, "cell-1 to come back")
+        with Client(cells.address) as client:
+            assert client.get("orders", "1") is not None
+            assert {one.value for one in client.config() if one.key == "level"} == {'"info"'}
+    (told,) = cells.events("configuration_changed")
+    assert (told["cell"], told["file"]) == ("all", str(cells.config))
     assert cells.terminate() == 0
 
 
@@ -229,3 +252,38 @@ def test_all_read_the_access_file_again_at_sighup_also_one_that_was_starting(tmp
         names = sorted(file.name for file in tmp_path.glob("sow-audit*"))
         assert "sow-audit-cell-1.jsonl" in names
         assert "sow-audit-cell-2.jsonl" in names
+
+
+def _dead_children(pid: int) -> list[int]:
+    """Children of a process that have ended, and whose end it has not taken note of."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if (state, int(parent)) == ("Z", pid):
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.long
+def test_a_supervisor_that_is_process_1_leaves_no_dead_processes_of_killed_cells(tmp_path: Path) -> None:
+    config = QUIET.replace("reader_processes = 0", "reader_processes = 2")
+    with ServerProcess(tmp_path, config, arguments=["--cells", "2"], start=False) as cells:
+        cells.module = "tests.support.servers.inheriting"
+        cells.start()
+        with Client(cells.address) as client, client.publisher("t", durability="buffered") as publisher:
+            for number in range(20_000):
+                publisher.publish({"id": number}, key=str(number))
+            publisher.flush()
+            client.count("t", "/id >= 0")  # the first long query starts a reader process
+        until(lambda: cells.events("reader_process_ready"), WAIT_SECONDS, "a reader process")
+        readers = [int(str(event["pid"])) for event in cells.events("reader_process_ready")]
+        os.kill(_pid(cells, "cell-1"), signal.SIGKILL)
+        until(lambda: not any(map(_state, readers)), WAIT_SECONDS, "the end of the readers to be taken note of")
+        until(lambda: _ready_times(cells, "cell-1") == 2, WAIT_SECONDS, "cell-1 to come back")
+        assert not _dead_children(cells.pid)
+        (ended,) = cells.events("cell_ended")
+        assert ended["code"] == -signal.SIGKILL
+        assert cells.terminate() == 0

@@ -163,3 +163,9 @@ def test_reader_processes_are_shared_by_cores(cores: int, servers: int, each: in
 def test_a_number_of_reader_processes_is_that_of_each_cell(write: Write) -> None:
     path = write("[server]\nreader_processes = 3\n")
     assert [one.server.reader_processes for one in _cells(path, 2, cores=2)] == [3, 3]
+
+
+def test_a_device_as_audit_file_is_that_of_all_cells(write: Write) -> None:
+    """It became /dev/null-cell-1, a file in /dev."""
+    cells = _cells(write('[access]\nfile = "auth.toml"\naudit = "/dev/null"\n'), 2)
+    assert {cell.access.audit for cell in cells} == {Path("/dev/null")}

@@ -11,7 +11,7 @@ import pytest
 
 from sow_server.access.file import load_access
 from sow_server.certificates import CertificateFault, read_file
-from sow_server.config import ConfigError, Overrides, all_cells, load
+from sow_server.config import ConfigError, load
 from sow_server.config.options import token_in
 from sow_server.placement import load_placement
 
@@ -20,7 +20,6 @@ READERS: list[Callable[[Path], object]] = [
     load_access,
     token_in,
     lambda path: read_file("ca", path),
-    lambda path: load(path, Overrides(cell=all_cells(2, 2)[1])),
 ]
 
 
@@ -40,8 +39,8 @@ def test_a_file_that_is_no_regular_one_is_refused_at_once(
         read(path)
 
 
-def test_a_server_alone_may_get_its_configuration_through_a_pipe(tmp_path: Path) -> None:
-    """As with `sow-server --config <(…)`: it is read once. Of several cells the second one read an empty rest."""
+def test_the_configuration_itself_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """As with `sow-server --config <(…)`: it is read once."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     writer = Thread(target=path.write_text, args=('[server]\ninstance = "nyc"\n',), daemon=True)
