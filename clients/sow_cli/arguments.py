@@ -6,11 +6,12 @@ They are plain functions, not `click.ParamType` classes: click wraps them, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 import click
+import msgspec
 
 from sow.durations import DurationError, parse_micros
 from sow.sizes import SizeError, parse_bytes
@@ -125,6 +126,23 @@ def position(text: str) -> str | datetime:
     raise click.BadParameter(
         f"{text!r} is not earliest, a bookmark such as 0d4c5b7e8f90.17, or a time such as 2026-01-31T12:00:00Z"
     )
+
+
+def positions(text: str) -> str | datetime | Mapping[str, str]:
+    """As `position`; also the bookmarks of several cells, as a JSON object."""
+    if not text.startswith("{"):
+        return position(text)
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(f"{text!r} is no JSON object of cells and bookmarks: {error}") from error
+
+
+def of_one_cell(start: str | datetime | Mapping[str, str] | None) -> str | datetime | None:
+    """The same. Raises a usage error for the bookmarks of several cells."""
+    if isinstance(start, Mapping):
+        raise click.BadParameter("has the bookmarks of cells, and a topic is in one", param_hint="--from")
+    return start
 
 
 def instant(text: str) -> datetime:

@@ -139,7 +139,8 @@ class LiveTable:
 
     def apply(self, change: Change) -> None:
         """Takes in the next message."""
-        self._bookmark = change.bookmark or self._bookmark
+        if not change.cell:  # else it is of one cell alone
+            self._bookmark = change.bookmark or self._bookmark
         if change.op in MARKS:
             self._mark(change)
             return
@@ -186,11 +187,13 @@ class LiveTable:
 
     def _mark(self, change: Change) -> None:
         self._complete = change.op == "snapshot_end"
-        if not self._complete:
-            self._views.clear()
-            self._window.clear()
-            self._changed_at.clear()
-            self._total = 0
+        if self._complete:
+            return
+        for topic in [change.topic] if change.topic else [*self._views]:  # of a topic of one cell, or of all (C21)
+            self._views.pop(topic, None)
+        self._changed_at = {name: at for name, at in self._changed_at.items() if name[0] in self._views}
+        self._total = sum(map(len, self._views.values()))
+        self._refill()
 
     def _add(self, ranked: _Ranked) -> None:
         window = self._window

@@ -77,6 +77,7 @@ class _MessageLine(msgspec.Struct, gc=False):
     op: str
     reason: str | msgspec.UnsetType
     topic: str | msgspec.UnsetType
+    cell: str | msgspec.UnsetType = msgspec.UNSET
     key: str | msgspec.UnsetType = msgspec.UNSET
     version: int | msgspec.UnsetType = msgspec.UNSET
     publish_time_micros: int | msgspec.UnsetType = msgspec.UNSET
@@ -95,7 +96,8 @@ class _MessageLine(msgspec.Struct, gc=False):
 
 
 _OF_DURABLES: Final = ("after", "entries", "delivery_count")  # CSV has none of these, except the last on request
-_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in ("previous", *_OF_DURABLES))
+_NO_COLUMNS: Final = ("previous", "cell", *_OF_DURABLES)
+_COLUMNS: Final = tuple(name for name in _MessageLine.__struct_fields__ if name not in _NO_COLUMNS)
 
 
 class MessageWriter(Protocol):
@@ -348,6 +350,8 @@ def _message_line(change: Change, forms: TopicForms, *, browsed: bool) -> _Messa
         line.delivery_count = change.delivery_count
     if change.bookmark is not None:
         line.bookmark = change.bookmark
+    if change.cell:
+        line.cell = change.cell
     return line
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import select
 import shlex
 import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -35,6 +36,7 @@ from sow_client import (
     DurableSettingsArguments,
     DurableSubscription,
     Gap,
+    JoinedSubscription,
     LiveResult,
     NotFound,
     SowError,
@@ -122,10 +124,10 @@ Examples:
 @click.option(
     "--from",
     "start",
-    type=arguments.position,
+    type=arguments.positions,
     metavar="BOOKMARK|earliest|TIME",
     help="Begin after a bookmark, with the earliest retained change, or at a time; default: now. "
-    "Not with --sow. Quote a bookmark that has semicolons.",
+    "Not with --sow. Quote a bookmark that has semicolons or, as that of --pattern over several cells, braces.",
 )
 @click.option(
     "--conflation",
@@ -183,7 +185,7 @@ def subscribe(
     oof: bool,
     delta: bool,
     changes: bool,
-    start: str | datetime | None,
+    start: str | datetime | Mapping[str, str] | None,
     conflation: str | None,
     limit: int | None,
     lasting: str | None,
@@ -214,7 +216,8 @@ def subscribe(
         if durable is not None:
             gaps = _Gaps(topic)
             of_durable: DurableSettingsArguments = {"replicated": True} if replicated else {}
-            consume = partial(client.durable, topic, durable, filter_text, parameters, start=start, force=force)
+            at = arguments.of_one_cell(start)
+            consume = partial(client.durable, topic, durable, filter_text, parameters, start=at, force=force)
             consume = partial(consume, select=fields, oof=oof, changes=changes, on_interruption=_tell, on_gap=gaps.tell)
             consumer = consume(**of_durable)
             writer = message_writer(output, forms, several_topics=False, select=fields or ())
@@ -301,7 +304,7 @@ def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern:
 
 
 def _opened_patiently(
-    open_: Callable[..., Subscription], start: str | datetime | None, pattern: str | None
+    open_: Callable[..., Subscription], start: str | datetime | Mapping[str, str] | None, pattern: str | None
 ) -> Subscription:
     """Opens a subscription. One to a pattern that no topic matches waits for the first topic.
 
@@ -390,8 +393,11 @@ def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
     if not output.is_table:
         return
     said = display.counted(written, "message")
+    bookmark = subscription.bookmark
+    if isinstance(subscription, JoinedSubscription) and isinstance(joined := subscription.bookmark, Mapping):
+        bookmark = json.dumps(joined)
     # Quoted for a shell: with the marks of other instances it has semicolons.
-    note(f"{said}; bookmark {shlex.quote(subscription.bookmark)}" if subscription.bookmark else said)
+    note(f"{said}; bookmark {shlex.quote(bookmark)}" if bookmark else said)
 
 
 def _check_groups(
@@ -435,7 +441,7 @@ def _check(
     oof: bool,
     delta: bool,
     changes: bool,
-    start: str | datetime | None,
+    start: str | datetime | Mapping[str, str] | None,
     conflation: str | None,
     most: int | None,
 ) -> None:
@@ -459,7 +465,7 @@ def _open(
     oof: bool,
     delta: bool,
     changes: bool,
-    start: str | datetime | None,
+    start: str | datetime | Mapping[str, str] | None,
     conflation: str | None,
     select: list[str] | None,
     on_interruption: Callable[[SowError | None], None],

@@ -104,6 +104,7 @@ from sow_client._view import View
 from sow_client.blocking import Client
 from sow_client.blocking._consuming import DurableSubscription
 from sow_client.blocking._following import LiveView
+from sow_client.blocking._joining import JoinedSubscription
 from sow_client.blocking._leasing import Lease
 from sow_client.blocking._loading import LoadStager
 from sow_client.blocking._reading import QueryResult
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
     from sow_client.aio import AsyncClient
     from sow_client.aio._consuming import AsyncDurableSubscription
     from sow_client.aio._following import AsyncLiveView
+    from sow_client.aio._joining import AsyncJoinedSubscription
     from sow_client.aio._leasing import AsyncLease
     from sow_client.aio._loading import AsyncLoadStager
     from sow_client.aio._reading import AsyncQueryResult
@@ -147,6 +149,7 @@ if TYPE_CHECKING:
 _LATER: Final = {
     "AsyncClient": "sow_client.aio",
     "AsyncDurableSubscription": "sow_client.aio._consuming",
+    "AsyncJoinedSubscription": "sow_client.aio._joining",
     "AsyncLease": "sow_client.aio._leasing",
     "AsyncLiveResult": "sow_client.aio._results",
     "AsyncLiveView": "sow_client.aio._following",
@@ -179,6 +182,7 @@ __all__ = [
     "AlreadyExists",
     "AsyncClient",
     "AsyncDurableSubscription",
+    "AsyncJoinedSubscription",
     "AsyncLease",
     "AsyncLiveResult",
     "AsyncLiveView",
@@ -227,6 +231,7 @@ __all__ = [
     "Instance",
     "InternalError",
     "InvalidArgument",
+    "JoinedSubscription",
     "KeptResult",
     "Key",
     "LatencyFigures",

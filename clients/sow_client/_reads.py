@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, TypeAlias
 
 from sow.v1 import sow_pb2, types_pb2
 from sow_client._grouping import Expressions, expressions
@@ -222,6 +222,10 @@ def _plan(footer: sow_pb2.QueryFooter) -> QueryPlan:
     )
 
 
+PatternStart: TypeAlias = Start | Mapping[str, str]
+"""A `Start`. Over several cells: the mapping from cells to bookmarks that `JoinedSubscription.bookmark` gives."""
+
+
 class QueryProgress:
     """The progress of the answer to a query: header, then batches, then footer (rule Q1)."""
 
@@ -311,7 +315,7 @@ def subscribe_request(
     oof: bool,
     delta: bool,
     changes: bool,
-    start: Start | None,
+    start: PatternStart | None,
     conflation: Ttl | None,
     progress: Ttl | None,
     empty_deltas: bool,
@@ -352,8 +356,23 @@ def subscribe_request(
             request.earliest = True
         case str():
             request.bookmark = start
+        case Mapping():
+            raise invalid("start", "has the bookmarks of cells, which only topic_pattern needs: a topic is in one cell")
         case _:
             if start is not EARLIEST:
                 raise invalid("start", f"a {type(start).__name__} is not a bookmark, a datetime or EARLIEST")
             request.earliest = True
     return request
+
+
+def starts_of_cells(start: PatternStart | None) -> tuple[Mapping[str, str] | None, Start | None]:
+    """The bookmarks of cells that a start has, or the start itself. Raises InvalidArgument."""
+    if not isinstance(start, Mapping):
+        return None, start
+    if not start:
+        raise invalid("start", "is a mapping without a cell")
+    given: Iterable[tuple[object, object]] = start.items()  # mypy has not checked every program
+    for cell, bookmark in given:
+        if not (isinstance(cell, str) and isinstance(bookmark, str) and cell and bookmark):
+            raise invalid("start", f"{cell!r}: {bookmark!r} is not the name of a cell with a bookmark")
+    return dict(start), None

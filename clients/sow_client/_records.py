@@ -320,6 +320,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     Rule: S11.
     """
+    cell: str = ""
+    """The cell it comes from, which its `bookmark` is of; only of a `JoinedSubscription`, and of no mark. Rule: C21."""
 
     @property
     def key(self) -> str:

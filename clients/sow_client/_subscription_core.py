@@ -23,7 +23,7 @@ carry frames to it and make the calls that it asks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Final
 
@@ -267,14 +267,19 @@ class SubscriptionCore:
             self._snapshot = True
         elif not (led or self._passes(error) or self._leaves_marks(error)):
             raise self._failure(error)
-        limit = self._retry_for if self.stood else min(self._connect_timeout, self._retry_for)
+        limit = self._retry_for if self._lasts else min(self._connect_timeout, self._retry_for)
         delay = 0.0 if led else self._backoff.delay(error, now=now, jitter=jitter, limit=limit)
         if delay is None:
             raise self._failure(error)
-        if self.stood and not self._interrupted:
+        if self._lasts and not self._interrupted:
             self._interrupted = True
             self._tell(error)
         return delay
+
+    @property
+    def _lasts(self) -> bool:
+        """It is tried for `retry_for`, and the program is told meanwhile. Else its begin fails."""
+        return self.stood
 
     def _leaves_marks(self, error: SowError) -> bool:
         """True when the call can be made again without the marks of its bookmark: an older server knows none (rule
@@ -341,8 +346,18 @@ class SubscriptionBase(_process.Owned):
     @property
     def bookmark(self) -> str | None:
         """The bookmark at which another subscription may start to go on after the last change handed out, or after the
-        quiet time since then. None while there is no such place: before the first frame and inside a snapshot."""
+        quiet time since then. None while there is no such place: before the first frame and inside a snapshot.
+        That of a `JoinedSubscription` may be a mapping."""
         return self._core.bookmark
+
+    @property
+    def cells(self) -> Mapping[str, SowError | None]:
+        """The cells that a subscription to a pattern follows, each with the error of an interruption that lasts. Empty
+        where there is one server, and for a topic, which is in one cell.
+
+        Rule: C21.
+        """
+        return {}
 
     @property
     def covers(self) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from operator import attrgetter
@@ -18,11 +18,13 @@ from sow_client._contract import needed
 from sow_client._durable import LEAVE_SECONDS_MAX, Acknowledgements, DurableCore
 from sow_client._flags import Flag
 from sow_client._grouping import Expressions
+from sow_client._joined_core import JoinedCore
 from sow_client._lines import Home
 from sow_client._live_result import ResultCore, result_request
 from sow_client._live_view import LiveCore, Readable, ViewFilter, view_closed, view_entered, with_held
 from sow_client._ordered import Asked, OrderedCall, OrderedSnapshot, ReadCall, snapshot_query
 from sow_client._parameters import Parameters, parameter_values
+from sow_client._reads import PatternStart
 from sow_client._records import Change, Start, Ttl
 from sow_client._reports import Browsed, Durable, Gap, Rewound
 from sow_client._setting_values import DurableSettingsArguments
@@ -31,6 +33,7 @@ from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
 from sow_client.blocking._consuming import DurableSubscription
+from sow_client.blocking._joining import JoinedSubscription
 from sow_client.blocking._moving import Transport
 from sow_client.blocking._results import LiveResult
 from sow_client.errors import SowError
@@ -49,7 +52,7 @@ class Following(Calls):
         oof: bool = False,
         delta: bool = False,
         changes: bool = False,
-        start: Start | None = None,
+        start: PatternStart | None = None,
         conflation: Ttl | None = None,
         progress: Ttl | None = None,
         empty_deltas: bool = False,
@@ -74,8 +77,14 @@ class Following(Calls):
         `on_interruption` gets the error, once, when an interruption begins, and None when the subscription continues.
         Raises ResyncRequired, with the bookmark reached, when the journal does not continue there: take a snapshot.
 
-        Rules: S1, S2, S3, S4, S15.
+        A pattern has the topics of all cells. Where there are several, `bookmark` and `start` are mappings from cells
+        to bookmarks. An interruption of one cell names it, and the others go on.
+
+        Rules: S1, S2, S3, S4, S15, C21.
         """
+        starts = None
+        if topic_pattern is not None and not self._is_part:
+            starts, start = _reads.starts_of_cells(start)
         request = _reads.subscribe_request(
             topic,
             filter,
@@ -93,7 +102,7 @@ class Following(Calls):
             exclude=exclude,
             batch_size=batch_size,
         )
-        return self._follow(request, retry_for, on_interruption)
+        return self._follow(request, retry_for, on_interruption, starts=starts)
 
     def sow_and_subscribe(
         self,
@@ -129,7 +138,10 @@ class Following(Calls):
         come in their own order, of all matching records. The snapshot is a query then, and the subscription begins at
         its bookmark, so the topic needs a journal.
 
-        Rules: S1, S15.
+        A pattern has the topics of all cells. Where there are several, "snapshot_end" comes once those of all cells are
+        in, and a "resync" names the topic whose records are to be forgotten.
+
+        Rules: S1, S15, C21.
         """
         request = _reads.subscribe_request(
             topic,
@@ -404,15 +416,14 @@ class Following(Calls):
         retry_for: float,
         on_interruption: Callable[[SowError | None], object] | None,
         query: sow_pb2.QueryRequest | None = None,
+        starts: Mapping[str, str] | None = None,
     ) -> Subscription:
+        seconds = {"retry_for": retry_for, "connect_timeout": self._connect_timeout}
+        if request.topic_pattern and not self._is_part:
+            joined = JoinedCore(request, starts, **seconds, on_interruption=on_interruption)
+            return opened(JoinedSubscription(joined, self._all_places, self._cells.at, self._open_subscription))
         way = self._cells.way(request.topic)
-        core = SubscriptionCore(
-            request,
-            retry_for=retry_for,
-            connect_timeout=self._connect_timeout,
-            on_interruption=on_interruption,
-            way=way,
-        )
+        core = SubscriptionCore(request, **seconds, on_interruption=on_interruption, way=way)
         open_call: OpenSubscription = partial(self._open_subscription, way, None)
         if query is not None:
             open_call = partial(self._open_ordered, way, query)

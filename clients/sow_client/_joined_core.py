@@ -1,0 +1,349 @@
+"""Following topics of several cells as one subscription (rule C21). Pure: no I/O, no threads, no clock.
+
+A pattern may match topics of all cells. The subscription to it has a part for each cell, and a part is a
+`SubscriptionCore` of its own: it has a position, calls again after a break, and tells why it cannot go on.
+
+                 frames of a          ┌───────────┐
+    cell a  ────────────────▶  part a │           │ take_up
+                 frames of b          │   joined  ├─────────▶  changes, in the order of each topic
+    cell b  ────────────────▶  part b │           │
+                                      └───────────┘
+
+    [1]  One frame of each part is at hand. Parts take turns, so no cell keeps the others waiting. Changes of one topic
+         come from one part, in their order.
+    [2]  The bookmark is a map: cell → the position after the changes of that cell that were handed out.
+    [3]  A cell without a topic that matches is asked again every `EMPTY_SECONDS`. Its first topic is followed from its
+         first change.
+    [4]  "snapshot_end" is told once no cell owes its snapshot. A "resync" of one cell names each topic that was shown
+         from there. A topic that another cell shows from now on is told as a "resync", too.
+    [5]  Without a placement there is one part, and all is as if that were the subscription itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
+from typing import Final
+
+from msgspec import structs
+
+from sow.v1 import sow_pb2
+from sow_client import _statuses
+from sow_client._change_frames import marks_of, prefix_of
+from sow_client._records import Change, invalid
+from sow_client._subscription_core import SubscriptionCore
+from sow_client.errors import SowError
+
+EMPTY_SECONDS: Final = 1.0
+NOTHING: Final = "PATTERN_MATCHES_NOTHING"
+_GONE: Final = "CELL_GONE"
+_NO_CHANGES: Final[Iterator[Change]] = iter(())
+
+
+class PartCore(SubscriptionCore):
+    """The part of one cell. `cell` is empty until the placement is known, and where there is none ([5])."""
+
+    def __init__(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        *,
+        retry_for: float,
+        connect_timeout: float,
+        on_interruption: Callable[[SowError | None], object],
+    ) -> None:
+        own = sow_pb2.SubscribeRequest()
+        own.CopyFrom(request)
+        super().__init__(own, retry_for=retry_for, connect_timeout=connect_timeout, on_interruption=self._heard)
+        self.cell = ""
+        self.empty: SowError | None = None
+        """No topic there matches ([3]); None: one does, as far as is known."""
+        self.interruption: SowError | None = None
+        """Why it waits for its cell; None: it does not."""
+        self.is_over = False
+        """The cell has left the placement."""
+        self.placement_is_old = False
+        """It has ended as it does with another placement: home is asked before the next call."""
+        self._hears = on_interruption
+
+    def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
+        """Its cell is known. `start`: the bookmark of that cell; empty: its earliest change; None: as the program has
+        said for all cells. `first`: the request of its first call, if it is made already, and not sent."""
+        self.cell = cell
+        if start is None:
+            return
+        for one in (self._request, first):
+            if one is not None and start:
+                one.bookmark = start
+            elif one is not None:
+                one.earliest = True
+        self._position, self._prefix, self._marks = start, prefix_of(start), marks_of(start)
+
+    @property
+    def is_settled(self) -> bool:
+        """It follows its cell, or has told why it does not yet."""
+        return self.stood or self.empty is not None or self.interruption is not None
+
+    @property
+    def begins_at_earliest(self) -> bool:
+        """It has no position, and would begin with the earliest change in another subscription, too."""
+        return self.empty is not None or (self._request.earliest and not self._request.bookmark)
+
+    @property
+    def _lasts(self) -> bool:
+        # A cell that is down keeps no other one waiting, if nothing is missed until it is there.
+        request = self._request
+        starts = request.sow or request.bookmark or request.earliest or request.start_time_micros
+        return self.stood or bool(self.cell and starts)
+
+    def _heard(self, interruption: SowError | None) -> None:
+        self.interruption = interruption
+        self._hears(interruption)
+
+    def hand_out(self, changes: Sequence[Change]) -> None:
+        """These are the changes of the current frame, of which none was handed out."""
+        self._changes, self.pending = changes, iter(changes)
+
+    def feed(self, response: sow_pb2.SubscribeResponse) -> None:
+        """As `SubscriptionCore.feed`."""
+        super().feed(response)
+        self.empty = None
+
+    def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
+        """As `SubscriptionCore.request`."""
+        request = super().request(now=now)
+        if self.empty is not None:
+            self.behind = False
+            if not (request.sow or request.bookmark or request.start_time_micros):
+                request.earliest = True
+        return request
+
+    def ended(self, error: SowError, *, now: float, jitter: float) -> float:
+        """As `SubscriptionCore.ended`."""
+        if not self.cell:
+            return super().ended(error, now=now, jitter=jitter)
+        if error.reason == NOTHING:
+            self._backoff.reset()
+            self.empty, self.behind = error, False
+            self._snapshot = self._request.sow
+            if self._interrupted:
+                self._interrupted = False
+                self._tell(None)
+            return EMPTY_SECONDS
+        self.is_over = error.reason == _GONE
+        self.placement_is_old = error.reason == "ACCESS_CHANGED"
+        if "cell" not in error.details:
+            named = _statuses.error_like(error, f"the cell {self.cell}: {error.message}", cell=self.cell)
+            named.__cause__ = error.__cause__
+            error = named
+        return super().ended(error, now=now, jitter=jitter)
+
+
+class JoinedCore(SubscriptionCore):
+    """Owns the parts, and the order in which their frames are handed out. Not thread-safe."""
+
+    def __init__(
+        self,
+        request: sow_pb2.SubscribeRequest,
+        starts: Mapping[str, str] | None,
+        *,
+        retry_for: float,
+        connect_timeout: float,
+        on_interruption: Callable[[SowError | None], object] | None = None,
+    ) -> None:
+        """`starts`: the bookmarks of the cells, as `bookmark` gives them."""
+        super().__init__(request, retry_for=retry_for, connect_timeout=connect_timeout)
+        self._starts = starts
+        self._told = on_interruption
+        self._tellings: list[SowError | None] = []
+        self.home = self._part()
+        self.parts: dict[str, PartCore] | None = None
+        """The part of each cell; None: the cells are not known yet. Without a placement home's alone, under ""."""
+        self._turns: list[PartCore] = []  # those that have waited longest for their turn come first
+        self._shown_by: dict[str, PartCore] = {}  # the topics of snapshots, each with the part that showed it last
+        self._complete: set[PartCore] = set()  # the parts whose snapshot was handed out
+        self._vanished: list[str] = []  # topics that are to be forgotten, as their cell has none any more
+
+    def _part(self) -> PartCore:
+        return PartCore(
+            self._request,
+            retry_for=self._retry_for,
+            connect_timeout=self._connect_timeout,
+            on_interruption=self._tellings.append,
+        )
+
+    # ---- cells ----
+
+    def begin(self, home: str, first: sow_pb2.SubscribeRequest) -> None:
+        """The name of home is known, and empty without a placement. `first`: as for `PartCore.begin`. Raises
+        InvalidArgument where the start does not fit it."""
+        if not home and self._starts is not None:
+            raise invalid("start", "has the bookmarks of cells, and this server has no placement: give the one of it")
+        if home and self._request.bookmark:
+            raise invalid(
+                "start", "is the bookmark of one cell, and there are several: give the mapping that `bookmark` gives"
+            )
+        self.home.begin(home, self._start_of(home), first)
+
+    def _start_of(self, cell: str) -> str | None:
+        return None if self._starts is None else self._starts.get(cell, "")
+
+    def found(self, cells: Iterable[str]) -> list[PartCore]:
+        """These are the cells, home among them. Returns the parts of those that have come."""
+        known = self.parts
+        if known is None:
+            self.parts = {self.home.cell: self.home}
+            self._turns.append(self.home)
+        assert self.parts is not None, "home is one of them"
+        come = [] if known is not None else [self.home]
+        for cell in cells:
+            if cell not in self.parts:
+                part = self.parts[cell] = self._part()
+                # A topic may have come there before anyone has told of that cell.
+                late = known is not None and not self._request.sow
+                part.begin(cell, "" if late else self._start_of(cell))
+                self._turns.append(part)
+                come.append(part)
+        return come
+
+    @property
+    def is_single(self) -> bool:
+        """There is no placement ([5])."""
+        return self.parts is not None and "" in self.parts
+
+    @property
+    def stood(self) -> bool:
+        """Each cell is followed, or has told why it is not yet."""
+        return self.parts is not None and all(part.is_settled for part in self.parts.values())
+
+    @stood.setter
+    def stood(self, _value: bool) -> None:
+        """It is what the parts say."""
+
+    @property
+    def nothing(self) -> SowError | None:
+        """The error of a pattern that has never matched a topic, in any cell; None: it has, or it is not known."""
+        parts = list((self.parts or {}).values())
+        if not parts or any(part.stood or part.empty is None for part in parts):
+            return None
+        return parts[0].empty
+
+    def cells(self) -> dict[str, SowError | None]:
+        """The cells, each with the error of an interruption that lasts."""
+        if self.parts is None or self.is_single:
+            return {}
+        return {cell: part.interruption for cell, part in self.parts.items()}
+
+    def drop(self, part: PartCore) -> None:
+        """The cell has left the placement, and the part has ended."""
+        assert self.parts is not None, "it had a cell"
+        del self.parts[part.cell]
+        self._turns.remove(part)
+        self._complete.discard(part)
+        self._vanished += self._topics_of(part)
+
+    # ---- changes ----
+
+    def next_frame(self) -> bool:
+        """Hands out the frame of a part, or what follows from the cells; False: none is at hand. The frame before must
+        have been handed out."""
+        if marks := self._marks_of_cells():
+            self.pending = iter(marks)
+            return True
+        for part in self._turns:
+            if length_hint(part.pending):
+                self._turns.remove(part)
+                self._turns.append(part)
+                self._take_up(part)
+                return True
+        return False
+
+    def _marks_of_cells(self) -> list[Change]:
+        """The marks that no frame brings."""
+        if not self._request.sow:
+            return []
+        topics, self._vanished = self._vanished, []
+        emptied = [part for part in self._turns if part.empty is not None and part not in self._complete]
+        for part in emptied:
+            topics += self._topics_of(part)
+            self._complete.add(part)
+        marks = [Change("resync", topic=topic) for topic in topics]
+        return [*marks, *(self._end() if emptied or marks else ())]
+
+    def _take_up(self, part: PartCore) -> None:
+        changes: Sequence[Change] = list(part.pending)
+        for change in changes:
+            structs.force_setattr(change, "cell", part.cell)  # cheaper than another struct
+        if self._request.sow:
+            changes = self._of_snapshots(part, changes)
+        part.hand_out(changes)
+        self.pending = part.pending
+
+    def _of_snapshots(self, part: PartCore, changes: Sequence[Change]) -> Sequence[Change]:
+        """The changes of a frame, which are all of one topic, or a mark ([4])."""
+        first = changes[0]
+        if first.op == "resync":
+            self._complete.discard(part)
+            return [Change("resync", topic=topic) for topic in self._topics_of(part)]
+        if first.op == "snapshot_end":
+            self._complete.add(part)
+            return self._end()
+        before = self._shown_by.get(first.topic)
+        if before is part:
+            return changes
+        self._shown_by[first.topic] = part
+        return changes if before is None else [Change("resync", topic=first.topic), *changes]
+
+    def _topics_of(self, part: PartCore) -> list[str]:
+        topics = [topic for topic, shown_by in self._shown_by.items() if shown_by is part]
+        for topic in topics:
+            del self._shown_by[topic]
+        return topics
+
+    def _end(self) -> list[Change]:
+        return [Change("snapshot_end")] if self._complete.issuperset(self._turns) else []
+
+    def heard(self) -> Iterator[SowError | None]:
+        """The interruptions to tell: the error of each, and None once no cell is interrupted any more."""
+        while self._tellings:
+            error = self._tellings.pop(0)
+            if error is not None or not any(part.interruption for part in self._turns):
+                yield error
+
+    def tell(self) -> None:
+        """Tells the program of interruptions, in its own thread or task."""
+        for error in self.heard():
+            if self._told is not None:
+                self._told(error)
+
+    # ---- where it stands ----
+
+    @property
+    def bookmarks(self) -> str | Mapping[str, str] | None:
+        """The position after the last change that was handed out; None: there is none to continue from."""
+        if self.parts is None:
+            return self._starts or self._request.bookmark or None
+        if self.is_single:
+            return self.home.bookmark
+        found = {cell: part.bookmark for cell, part in self.parts.items()}
+        if any(found[cell] is None and not part.begins_at_earliest for cell, part in self.parts.items()):
+            return None
+        return {cell: bookmark for cell, bookmark in found.items() if bookmark is not None} or None
+
+    @property
+    def covers(self) -> bool:
+        """As `SubscriptionCore.covers`, of all cells."""
+        return all(part.covers for part in self._turns)
+
+    @property
+    def behind(self) -> bool:
+        """As `SubscriptionCore.behind`, of any cell."""
+        return self.parts is None or any(part.behind for part in self._turns)
+
+    @behind.setter
+    def behind(self, _value: bool) -> None:
+        """It is what the parts say."""
+
+
+def gone(cell: str) -> SowError:
+    """The error of a call in a cell that has left the placement."""
+    return SowError(f"the cell {cell} has left the placement", reason=_GONE, details={"cell": cell})

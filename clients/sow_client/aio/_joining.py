@@ -1,0 +1,265 @@
+"""Following the topics of a pattern in all cells, as `_joined_core` says it (rule C21)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from operator import length_hint
+from typing import Final, Protocol, TypeAlias
+
+from sow.v1 import sow_pb2
+from sow_client import _process, _statuses
+from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription
+from sow_client._cells import Place, Way
+from sow_client._joined_core import JoinedCore, PartCore, gone
+from sow_client._workers import AioCondition, AioFault, AioGuard, AioWorker
+from sow_client.aio._moving import AsyncTransport
+from sow_client.errors import SowError
+
+LOOK_SECONDS: Final = 10.0
+"""How often home is asked for its cells: as often as cells look at each other (rule C7)."""
+
+
+AioPlaces: TypeAlias = Mapping[str, Place[AsyncTransport]]
+"""The cells by name; {"": home} without a placement."""
+
+
+class AioFindPlaces(Protocol):
+    """Asks home for the cells."""
+
+    def __call__(self) -> Awaitable[AioPlaces]: ...
+
+
+class AioOpenPart(Protocol):
+    """A client's Subscribe on the way to a certain cell."""
+
+    def __call__(
+        self,
+        way: Way[AsyncTransport],
+        home: None,
+        request: sow_pb2.SubscribeRequest,
+        /,
+        *,
+        connect_seconds: float | None = None,
+    ) -> Awaitable[AioSubscribeCall]: ...
+
+
+WayTo: TypeAlias = Callable[[Place[AsyncTransport]], Way[AsyncTransport]]
+
+
+class AsyncJoinedSubscription(AsyncSubscription):
+    """The subscription to a pattern: an `AsyncSubscription` in each cell, joined. Without cells it is as any other.
+
+    The changes of a topic come in their order. A cell that comes with another placement joins by itself. When a cell is
+    interrupted, the others go on, and `cells` says which one is missing.
+
+    Rule: C21.
+    """
+
+    # What its workers need is in `AioParts`, which does not refer to it: dropping the last reference to it ends them.
+
+    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
+        parts = AioParts(core, places, way_to, open_call)
+        super().__init__(core, parts.opening(core.home))
+        self._joined = core
+        self._home = AsyncSubscription(core.home, parts.opening(core.home))
+        self._parts = parts
+
+    def _forked(self) -> None:
+        super()._forked()
+        _process.keep(self._parts)
+
+    async def open(self) -> None:
+        """As that of any subscription. A cell that does not answer is told as an interruption, and the others go on. If
+        the subscription begins now and without a snapshot, changes would be missing: then it raises Unavailable."""
+        self._check_process()
+        parts = self._parts
+        while parts.found is None:
+            if not await self._advance():
+                raise _statuses.closed("subscription")
+        if self._joined.is_single:
+            await self._home.open()
+            return
+        with parts.guard:
+            while not self._joined.stood and not self._is_ended(parts):
+                await parts.changed.wait()
+        self._joined.tell()
+        await self._ended_by(parts)
+        if parts.is_over:
+            raise _statuses.closed("subscription")
+
+    async def close(self) -> None:
+        """As that of any subscription."""
+        await super().close()
+        await self._home.close()
+        await self._parts.close()
+
+    @property
+    def bookmark(self) -> str | Mapping[str, str] | None:  # type: ignore[override]  # a topic has one position
+        """As that of any subscription. Over several cells it is a mapping from the cells to their bookmarks: give it as
+        the `start`. A cell that it lacks begins with its earliest change."""
+        return self._joined.bookmarks
+
+    @property
+    def cells(self) -> Mapping[str, SowError | None]:
+        """As that of any subscription."""
+        return self._joined.cells()
+
+    async def call_again(self) -> None:
+        """As that of any subscription."""
+        await self._home.call_again()
+        for subscription, _ in self._parts.running:
+            await subscription.call_again()
+
+    def __del__(self) -> None:
+        if not self._is_parents and hasattr(self, "_parts"):  # else it was never made
+            self._parts.drop()
+
+    async def _advance(self, give_up: float | None = None) -> bool:
+        core, parts = self._joined, self._parts
+        if parts.found is None or core.is_single:
+            try:
+                goes_on = await self._home._advance(give_up)
+            except SowError:
+                await self.close()
+                raise
+            if parts.found is not None and core.parts is None:
+                parts.join(self._home)
+            if core.is_single:
+                core.pending = core.home.pending
+            core.tell()
+            return goes_on
+        with parts.guard:
+            while not (is_handed_out := core.next_frame()) and not self._is_ended(parts):
+                left = None if give_up is None else give_up - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                await parts.changed.wait(left)
+                if parts.found is not parts.joined:
+                    parts.join(self._home)
+            parts.changed.notify_all()  # the frame before was handed out
+        core.tell()
+        await self._ended_by(parts)
+        return is_handed_out
+
+    def _is_ended(self, parts: AioParts) -> bool:
+        return bool(parts.is_over or parts.failure or self._joined.nothing)
+
+    async def _ended_by(self, parts: AioParts) -> None:
+        error = parts.failure or self._joined.nothing
+        if error is not None:
+            await self.close()
+            raise error
+
+
+class AioParts:
+    """The parts of a joined subscription: each has a worker that keeps its next frame at hand."""
+
+    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
+        self.guard = AioGuard()
+        self.changed = AioCondition(self.guard)
+        self.found: AioPlaces | None = None
+        """The cells, as home has named them last; None: it has not yet."""
+        self.joined: AioPlaces | None = None
+        """Those that have a part."""
+        self.is_over = False
+        self.failure: BaseException | None = None
+        self.running: list[tuple[AsyncSubscription, AioWorker]] = []
+        self._core = core
+        self._places = places
+        self._way_to = way_to
+        self._open_call = open_call
+        self._looking = AioWorker("sow-cells")
+
+    def opening(self, part: PartCore) -> AioOpenSubscription:
+        """Makes the calls of a part."""
+        return partial(self._open, part)
+
+    async def _open(
+        self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
+    ) -> AioSubscribeCall:
+        if self.found is None:  # it is the first call of home
+            found = await self._places()
+            (name,) = (cell for cell, place in found.items() if not place.key)
+            self._core.begin(name, request)
+            self.found = found
+        elif part.placement_is_old:
+            await self.look()
+        place = self.found.get(part.cell)
+        if place is None:
+            raise gone(part.cell)
+        return await self._open_call(self._way_to(place), None, request, connect_seconds=connect_seconds)
+
+    async def look(self) -> None:
+        """Asks home for the cells, if it answers."""
+        try:
+            found = await self._places()
+        except SowError:
+            return
+        with self.guard:
+            self.found = found
+            self.changed.notify_all()
+
+    def join(self, home: AsyncSubscription) -> None:
+        """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
+        assert self.found is not None, "home has named them"
+        come, self.joined = self._core.found(self.found), self.found
+        if self._core.is_single:
+            return
+        for part in come:
+            subscription = home if part is self._core.home else AsyncSubscription(part, self.opening(part))
+            worker = AioWorker("sow-subscription-part")
+            self.running.append((subscription, worker))
+            worker.start(_carry, self, subscription, part)
+        self._looking.start(_look, self)
+
+    def ended(self, part: PartCore, error: BaseException) -> None:
+        """A part cannot go on."""
+        with self.guard:
+            if part.is_over:
+                self._core.drop(part)
+            else:
+                self.failure = self.failure or error
+            self.changed.notify_all()
+
+    async def close(self) -> None:
+        """Ends all parts."""
+        with self.guard:
+            self.is_over = True
+            self.changed.notify_all()
+        for subscription, worker in self.running:
+            await subscription.close()
+            worker.end()
+        self._looking.end()
+
+    def drop(self) -> None:
+        """Ends all parts, from a finalizer."""
+        for _, worker in self.running:
+            worker.drop(self.close)
+        self._looking.drop(self.close)
+
+
+async def _carry(parts: AioParts, subscription: AsyncSubscription, part: PartCore) -> None:
+    """Keeps the next frame of a cell at hand."""
+    try:
+        while True:
+            with parts.guard:
+                while length_hint(part.pending) and not parts.is_over:
+                    await parts.changed.wait()
+            if not await subscription._advance():
+                return
+            with parts.guard:
+                parts.changed.notify_all()
+    except AioFault as error:  # whoever reads the subscription gets it
+        parts.ended(part, error)
+
+
+async def _look(parts: AioParts) -> None:
+    """Looks for cells that have come."""
+    while True:
+        with parts.guard:
+            await parts.changed.wait_for(lambda: parts.is_over, LOOK_SECONDS)
+            if parts.is_over:
+                return
+        await parts.look()

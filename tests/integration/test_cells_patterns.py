@@ -1,0 +1,176 @@
+"""Subscriptions to patterns over several cells (rule C21), with real servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sow_cli import command
+from sow_client import EARLIEST, Change, Client, InvalidArgument, NotFound, SowError, Subscription, Unavailable
+from tests.support.servers.cells import TwoCells
+from tests.support.simulation.clients import Connect, connect
+
+__all__ = ["connect"]  # a fixture
+pytestmark = pytest.mark.one_client
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
+    with TwoCells(tmp_path_factory.mktemp("cells")) as made:
+        yield made
+
+
+@pytest.fixture
+def topics(cells: TwoCells) -> tuple[str, str]:
+    """A topic of each cell, with a record."""
+    here, there = cells.topic("a"), cells.topic("b")
+    with Client(cells.home) as client:
+        client.publish(here, b"{}", key="1")
+        client.publish(there, b"{}", key="1")
+    return here, there
+
+
+@contextmanager
+def down(cells: TwoCells) -> Iterator[Callable[[], None]]:
+    """The cell b is down in the block, until it is started again."""
+    server = cells.servers["b"]
+    server.kill9()
+    with ExitStack() as stack:
+        stack.callback(server.start)
+        yield stack.close
+
+
+def pattern(*topics: str) -> str:
+    return "|".join(topics)
+
+
+def bookmarks(changes: Subscription) -> Mapping[str, str]:
+    found: object = changes.bookmark
+    assert isinstance(found, Mapping)
+    return found
+
+
+def told(changes: list[Change]) -> list[tuple[str, str, str, str]]:
+    return sorted((change.cell, change.op, change.topic, change.key) for change in changes)
+
+
+def test_a_pattern_follows_topics_of_all_cells(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
+    here, there = topics
+    with connect(cells.home) as client:
+        with client.subscribe(topic_pattern=pattern(here, there)) as changes:
+            assert changes.cells == {"a": None, "b": None}
+            for topic in (there, here):
+                client.publish(topic, b"{}", key="2")
+            assert told(list(islice(changes, 2))) == [("a", "put", here, "2"), ("b", "put", there, "2")]
+            bookmark = bookmarks(changes)
+            assert sorted(bookmark) == ["a", "b"]
+        for topic in (there, here):
+            client.publish(topic, b"{}", key="3")
+        with client.subscribe(topic_pattern=pattern(here, there), start=bookmark) as changes:
+            assert told(list(islice(changes, 2))) == [("a", "put", here, "3"), ("b", "put", there, "3")]
+        with client.subscribe(topic_pattern=pattern(here, there), start={"b": bookmark["b"]}) as changes:
+            again = told(list(islice(changes, 4)))
+        assert [key for cell, _, _, key in again if cell == "a"] == ["1", "2", "3"], "from the earliest change"
+
+
+def test_the_snapshots_of_all_cells_end_once(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
+    here, there = topics
+    with connect(cells.home) as client, client.sow_and_subscribe(topic_pattern=pattern(here, there)) as changes:
+        first = list(islice(changes, 3))
+        assert told(first[:2]) == [("a", "sow", here, "1"), ("b", "sow", there, "1")]
+        assert (first[2].op, first[2].topic, first[2].bookmark) == ("snapshot_end", "", None)
+        client.publish(there, b"{}", key="2")
+        assert told([next(changes)]) == [("b", "put", there, "2")]
+        assert sorted(bookmarks(changes)) == ["a", "b"]
+
+
+def test_a_topic_that_comes_to_a_cell_without_one_is_followed_from_its_first_change(
+    connect: Connect, cells: TwoCells
+) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        with pytest.raises(NotFound, match="no topic matches") as nothing:
+            client.subscribe(topic_pattern=pattern(here, there)).open()
+        assert nothing.value.reason == "PATTERN_MATCHES_NOTHING"
+        client.publish(here, b"{}", key="1")
+        with (
+            client.subscribe(topic_pattern=pattern(here, there)) as changes,
+            client.sow_and_subscribe(topic_pattern=pattern(here, there)) as snapshot,
+        ):
+            assert [next(snapshot).op, next(snapshot).op] == ["sow", "snapshot_end"]
+            client.publish(there, b"{}", key="1")
+            assert told([next(changes)]) == [("b", "put", there, "1")]
+            assert [(change.cell, change.op) for change in islice(snapshot, 2)] == [("b", "sow"), ("", "snapshot_end")]
+
+
+def test_an_outage_of_a_cell_is_told_for_its_topics_and_the_others_go_on(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str]
+) -> None:
+    here, there = topics
+    heard: list[SowError | None] = []
+    with connect(cells.home, connect_timeout=0.3) as client:
+        changes = client.subscribe(topic_pattern=pattern(here, there), start=EARLIEST, on_interruption=heard.append)
+        assert len(list(islice(changes, 2))) == 2
+        with down(cells) as start_again:
+            for key in ("2", "3"):
+                client.publish(here, b"{}", key=key)
+                assert told([next(changes)]) == [("a", "put", here, key)]
+            while not heard:
+                assert changes.next(0.05) is None
+            assert [error and error.details["cell"] for error in heard] == ["b"]
+            missing = changes.cells["b"]
+            assert missing is not None
+            assert missing.message.startswith("the cell b: ")
+            bookmark = bookmarks(changes)
+            with client.subscribe(topic_pattern=pattern(here, there), start=bookmark) as resumed:
+                client.publish(here, b"{}", key="4")
+                assert told([next(resumed)]) == [("a", "put", here, "4")], "its other cell is down from the begin"
+                with pytest.raises(Unavailable, match="the cell b: ") as outage:
+                    client.subscribe(topic_pattern=pattern(here, there)).open()  # what b gets now would be missing
+                assert outage.value.details["cell"] == "b"
+                start_again()
+                client.publish(there, b"{}", key="5")
+                assert told([next(resumed)]) == [("b", "put", there, "5")]
+        assert told(list(islice(changes, 2))) == [("a", "put", here, "4"), ("b", "put", there, "5")]
+        assert heard[1:] == [None]
+        changes.close()
+
+
+def test_a_start_that_does_not_fit_is_refused(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
+    here, there = topics
+    with connect(cells.home) as client, cells.direct("b") as b:
+        with pytest.raises(InvalidArgument, match=r"start: is the bookmark of one cell, and there are several"):
+            client.subscribe(topic_pattern=pattern(here, there), start="0d4c5b7e8f90.17").open()
+        with pytest.raises(InvalidArgument, match=r"start: has the bookmarks of cells, which only topic_pattern needs"):
+            client.subscribe(here, start={"a": "0d4c5b7e8f90.17"})
+        with pytest.raises(InvalidArgument, match=r"start: 'a': 5 is not the name of a cell with a bookmark"):
+            client.subscribe(topic_pattern=here, start={"a": 5})  # type: ignore[dict-item]  # on purpose
+        part = b.cells()["b"]
+        with part.subscribe(topic_pattern=there) as changes:
+            assert isinstance(changes.bookmark, str), "a client of one cell has one position"
+
+
+@pytest.mark.long
+def test_the_command_follows_a_pattern_and_goes_on(cells: TwoCells, topics: tuple[str, str]) -> None:
+    follow = ["--server", cells.home, "subscribe", pattern(*topics), "--pattern", "--from"]
+
+    def followed(start: str, *options: str) -> Result:
+        done = CliRunner().invoke(command.sow, [*follow, start, *options])
+        assert done.exit_code == 0, done.output
+        return done
+
+    first = [json.loads(line) for line in followed("earliest", "--count", "2").stdout.splitlines()]
+    assert sorted((line["cell"], line["topic"]) for line in first) == [("a", topics[0]), ("b", topics[1])]
+    start = json.dumps({line["cell"]: line["bookmark"] for line in first})
+    with Client(cells.home) as client:
+        client.publish(topics[1], b"{}", key="2")
+    again = followed(start, "--count", "1", "--format", "table")
+    assert '1 message; bookmark \'{"a": ' in again.stderr
+    refused = CliRunner().invoke(command.sow, [*follow, '{"a": 5}'])
+    assert refused.exit_code == 2
+    assert "no JSON object of cells and bookmarks" in refused.stderr
