@@ -157,7 +157,7 @@ class JoinedCore(SubscriptionCore):
         self._tellings: list[SowError | None] = []
         self.home = self._part()
         self.parts: dict[str, PartCore] | None = None
-        """By cell; None: it is not known which cells there are. Without a placement home's alone, under ""."""
+        """The part of each cell; None: the cells are not known yet. Without a placement home's alone, under ""."""
         self._turns: list[PartCore] = []  # those that have waited longest for their turn come first
         self._shown_by: dict[str, PartCore] = {}  # the topics of snapshots, each with the part that showed it last
         self._complete: set[PartCore] = set()  # the parts whose snapshot was handed out

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 
 import pytest
+from click.testing import CliRunner, Result
 
+from sow_cli import command
 from sow_client import EARLIEST, Change, Client, InvalidArgument, NotFound, SowError, Subscription, Unavailable
 from tests.support.servers.cells import TwoCells
 from tests.support.simulation.clients import Connect, connect
@@ -150,3 +153,24 @@ def test_a_start_that_does_not_fit_is_refused(connect: Connect, cells: TwoCells,
         part = b.cells()["b"]
         with part.subscribe(topic_pattern=there) as changes:
             assert isinstance(changes.bookmark, str), "a client of one cell has one position"
+
+
+@pytest.mark.long
+def test_the_command_follows_a_pattern_and_goes_on(cells: TwoCells, topics: tuple[str, str]) -> None:
+    follow = ["--server", cells.home, "subscribe", pattern(*topics), "--pattern", "--from"]
+
+    def followed(start: str, *options: str) -> Result:
+        done = CliRunner().invoke(command.sow, [*follow, start, *options])
+        assert done.exit_code == 0, done.output
+        return done
+
+    first = [json.loads(line) for line in followed("earliest", "--count", "2").stdout.splitlines()]
+    assert sorted((line["cell"], line["topic"]) for line in first) == [("a", topics[0]), ("b", topics[1])]
+    start = json.dumps({line["cell"]: line["bookmark"] for line in first})
+    with Client(cells.home) as client:
+        client.publish(topics[1], b"{}", key="2")
+    again = followed(start, "--count", "1", "--format", "table")
+    assert '1 message; bookmark \'{"a": ' in again.stderr
+    refused = CliRunner().invoke(command.sow, [*follow, '{"a": 5}'])
+    assert refused.exit_code == 2
+    assert "no JSON object of cells and bookmarks" in refused.stderr
