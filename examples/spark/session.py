@@ -11,6 +11,13 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 from sow_client import SowError
 from sow_spark.errors import SowSourceError
@@ -21,8 +28,9 @@ _TOLD: Final = re.compile(r"^(?:\S.*: )?[\w.]*Error: (.+)$", re.MULTILINE)
 def session(name: str) -> SparkSession:
     """Two tasks at a time, with the Python that runs this, unless spark-submit has other settings.
 
-    The data source needs no registration: Spark finds it where `sow` is installed.
+    The data source needs no registration: Spark finds it where `sow` is installed. Standard error tells how far it is.
     """
+    tell(f"{name}: starting Spark")
     builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
     # Spark's default in Parquet is a form of nanoseconds that Delta Lake and others do not have.
     builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -30,7 +38,32 @@ def session(name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    spark.streams.addListener(_Batches())
+    return spark
+
+
+def tell(text: str) -> None:
+    """Tells people how far a program is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Batches(StreamingQueryListener):
+    """Tells each micro-batch that had rows."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
+        """Nothing is to be told yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A micro-batch has ended."""
+        if rows := event.progress.numInputRows:
+            tell(f"batch {event.progress.batchId}: {rows:,} rows")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """There is nothing new."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """The program itself tells the end."""
 
 
 def command(main: Callable[..., int | None], *errors: type[Exception]) -> None:
