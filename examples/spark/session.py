@@ -11,13 +11,7 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sow_client import SowError
 from sow_spark.errors import SowSourceError
@@ -38,9 +32,7 @@ def session(name: str) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
-    spark = builder.getOrCreate()
-    spark.streams.addListener(_Batches())
-    return spark
+    return builder.getOrCreate()
 
 
 def tell(text: str) -> None:
@@ -48,22 +40,27 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class _Batches(StreamingQueryListener):
-    """Tells each micro-batch that had rows."""
+class Batches:
+    """Tells each micro-batch of a query that had rows, once."""
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
-        """Nothing is to be told yet."""
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._told = -1
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A micro-batch has ended."""
-        if rows := event.progress.numInputRows:
-            tell(f"batch {event.progress.batchId}: {rows:,} rows")
+    def tell(self) -> None:
+        """Tells those that have ended since."""
+        for progress in self._query.recentProgress:
+            if progress.batchId > self._told and progress.numInputRows:
+                self._told = progress.batchId
+                tell(f"batch {progress.batchId}: {progress.numInputRows:,} rows")
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """There is nothing new."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """The program itself tells the end."""
+def finished(query: StreamingQuery) -> None:
+    """Awaits the end of a query, and tells its micro-batches."""
+    batches = Batches(query)
+    while not query.awaitTermination(1):
+        batches.tell()
+    batches.tell()
 
 
 def command(main: Callable[..., int | None], *errors: type[Exception]) -> None:

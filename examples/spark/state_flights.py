@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sow_spark
 from examples.flights import RECORDS_ALL, read_flights
 from examples.spark.load_flights import COLUMNS, KEY
-from examples.spark.session import tell
+from examples.spark.session import Batches, tell
 
 FILES: Final = 6
 CANCELLED_SECONDS: Final = 5
@@ -76,7 +76,9 @@ def state(spark: SparkSession, files: Path) -> DataFrame:
 def finish(query: StreamingQuery) -> int:
     """Stops a query once it has taken all files, and the cancelled flights among them have expired."""
     quiet: datetime | None = None
+    batches = Batches(query)
     while True:
+        batches.tell()
         if (error := query.exception()) is not None:
             raise error
         told = query.lastProgress
