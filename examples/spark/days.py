@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession, Window, functions
 
 from examples.spark.load_departures import TOPIC
 from examples.spark.load_flights import COLUMNS, METADATA
-from examples.spark.session import command, session
+from examples.spark.session import command, finished, session
 
 
 def follow_days(spark: SparkSession, server: str, folder: str) -> None:
@@ -30,7 +30,7 @@ def follow_days(spark: SparkSession, server: str, folder: str) -> None:
     # All changes of a day in one file of a batch: small files cost more than the shuffle.
     sink = changes.repartition("date").writeStream.format("parquet").partitionBy("date")
     sink = sink.option("checkpointLocation", f"{folder}/_checkpoint").trigger(availableNow=True)
-    sink.start(f"{folder}/changes").awaitTermination()
+    finished(sink.start(f"{folder}/changes"))
 
 
 def table(spark: SparkSession, folder: str) -> DataFrame:

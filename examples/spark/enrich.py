@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession, functions
 
 from examples.flights import extract
 from examples.spark.load_flights import KEY
-from examples.spark.session import command, session
+from examples.spark.session import command, finished, session
 from sow_client import AlreadyExists, Client
 
 FLIGHT = "carrier STRING, flight INT, origin STRING, dest STRING, dep_delay DOUBLE, _op STRING, _expire_time TIMESTAMP"
@@ -35,7 +35,7 @@ def enrich(spark: SparkSession, server: str, folder: str, airlines: str) -> None
     )
     sink = late.writeStream.format("sow").option("server", server).option("topic", "flights.enriched")
     sink = sink.option("expireTimeColumn", "until").option("checkpointLocation", f"{folder}/checkpoint")
-    sink.trigger(availableNow=True).start().awaitTermination()
+    finished(sink.trigger(availableNow=True).start())
 
 
 def main(server: str, folder: str) -> None:

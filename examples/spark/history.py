@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession, Window, functions
 
-from examples.spark.session import command, session
+from examples.spark.session import command, finished, session
 from examples.spark.snapshot import PIN
 
 
@@ -27,7 +27,7 @@ def follow(spark: SparkSession, server: str, folder: str) -> None:
         .load()
     )
     sink = changes.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
-    sink.trigger(availableNow=True).start(f"{folder}/changes").awaitTermination()
+    finished(sink.trigger(availableNow=True).start(f"{folder}/changes"))
 
 
 def versions(spark: SparkSession, folder: str) -> DataFrame:

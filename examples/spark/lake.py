@@ -31,6 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.types import StructType
 
+from examples.spark.session import finished
 from sow_client import Client
 
 RECORDS_PER_BATCH: Final = 100_000
@@ -95,9 +96,9 @@ def follow(
     )
     stream = changes.writeStream.foreachBatch(take)  # without a checkpoint [3]
     if seconds is None:
-        stream.trigger(availableNow=True).start().awaitTermination()
+        finished(stream.trigger(availableNow=True).start())
     else:
-        stream.trigger(processingTime=f"{seconds} seconds").start().awaitTermination()
+        finished(stream.trigger(processingTime=f"{seconds} seconds").start())
 
 
 def merge_last(table: DeltaTable, changes: pa.Table, commit: CommitProperties) -> None:

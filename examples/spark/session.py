@@ -11,6 +11,7 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sow_client import SowError
 from sow_spark.errors import SowSourceError
@@ -21,8 +22,9 @@ _TOLD: Final = re.compile(r"^(?:\S.*: )?[\w.]*Error: (.+)$", re.MULTILINE)
 def session(name: str) -> SparkSession:
     """Two tasks at a time, with the Python that runs this, unless spark-submit has other settings.
 
-    The data source needs no registration: Spark finds it where `sow` is installed.
+    The data source needs no registration: Spark finds it where `sow` is installed. Standard error tells how far it is.
     """
+    tell(f"{name}: starting Spark")
     builder = SparkSession.builder.appName(name).config("spark.sql.session.timeZone", "UTC")
     # Spark's default in Parquet is a form of nanoseconds that Delta Lake and others do not have.
     builder = builder.config("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -31,6 +33,34 @@ def session(name: str) -> SparkSession:
         builder = builder.master("local[2]").config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
     return builder.getOrCreate()
+
+
+def tell(text: str) -> None:
+    """Tells people how far a program is."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Batches:
+    """Tells each micro-batch of a query that had rows, once."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._told = -1
+
+    def tell(self) -> None:
+        """Tells those that have ended since."""
+        for progress in self._query.recentProgress:
+            if progress.batchId > self._told and progress.numInputRows:
+                self._told = progress.batchId
+                tell(f"batch {progress.batchId}: {progress.numInputRows:,} rows")
+
+
+def finished(query: StreamingQuery) -> None:
+    """Awaits the end of a query, and tells its micro-batches."""
+    batches = Batches(query)
+    while not query.awaitTermination(1):
+        batches.tell()
+    batches.tell()
 
 
 def command(main: Callable[..., int | None], *errors: type[Exception]) -> None:

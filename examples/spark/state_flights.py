@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sow_spark
 from examples.flights import RECORDS_ALL, read_flights
 from examples.spark.load_flights import COLUMNS, KEY
+from examples.spark.session import Batches, tell
 
 FILES: Final = 6
 CANCELLED_SECONDS: Final = 5
@@ -44,7 +45,9 @@ def run(spark: SparkSession, folder: str, sink: Sink, records: int = RECORDS_ALL
     """Puts the flights through a state into a sink, and returns the number of the last batch."""
     files = Path(folder, "in")
     if not files.exists():
+        tell(f"writing {records:,} flights to {files}")
         write_files(Path(folder, "ready"), records).rename(files)
+    tell(f"a batch for each of the {FILES} files there, and {CANCELLED_SECONDS} s for what expires")
     # About one for each core, not Spark's 200; a first run fixes their number.
     spark.conf.set("spark.sql.shuffle.partitions", spark.sparkContext.defaultParallelism)
     query = sow_spark.start_state(state(spark, files), sink, checkpoint=f"{folder}/checkpoint", trigger=TRIGGER)
@@ -73,7 +76,9 @@ def state(spark: SparkSession, files: Path) -> DataFrame:
 def finish(query: StreamingQuery) -> int:
     """Stops a query once it has taken all files, and the cancelled flights among them have expired."""
     quiet: datetime | None = None
+    batches = Batches(query)
     while True:
+        batches.tell()
         if (error := query.exception()) is not None:
             raise error
         told = query.lastProgress

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sow_client import NEVER, Client, LoadPart, NotFound, SowError
+from sow_client import Client, LoadPart, NotFound, SowError
 from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.options import Writing
@@ -82,7 +82,7 @@ class OverwritingWriter(DataSourceArrowWriter):
         bad = BadRows()
         handed_over = HandedOver()
         rows = refusals_seen = 0
-        ttl = NEVER if writing.ttl == "never" else writing.ttl
+        ttl = plan.ttl(writing)
         with translated(f"staging partition {partition} for {writing.topic}"), connect(writing.connecting) as client:
             with (
                 self._renewed(client),

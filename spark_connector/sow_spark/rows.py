@@ -40,8 +40,9 @@ from pyspark.sql.types import (
 
 from sow.durations import DurationError, parse_micros
 from sow.v1 import types_pb2
-from sow_client import Client, NotFound
+from sow_client import NEVER, Client, NotFound
 from sow_client._documents import not_finite
+from sow_client._records import Ttl
 from sow_client._writes import REQUEST_BYTES_MAX
 from sow_spark.encoding import all_finite, documents
 from sow_spark.errors import SowSourceError, option_error
@@ -69,6 +70,8 @@ class TopicFacts:
     message_type: str
     keyed: bool
     """The topic has key fields: keys come from the payload (rule K3)."""
+    rejects: bool = False
+    """The topic rejects lifetimes, `never` too: its records have none (rule L3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,15 @@ class RowPlan:
     on_delete: OnDelete
     keyed: bool
     write_nulls: bool
+    rejects: bool = False
+    """The topic takes no lifetime."""
+
+    def ttl(self, writing: Writing) -> Ttl | None:
+        """The lifetime of rows that bring none, by the option `ttl`. `never` into a topic that rejects lifetimes is
+        left out, as its records never expire."""
+        if writing.ttl != "never":
+            return writing.ttl
+        return None if self.rejects else NEVER
 
     def steps(self, batch: pa.RecordBatch, first_row: int, bad: list[BadRow]) -> Iterator[Puts | Removals]:
         """The actions for a batch, in its order. `first_row` is the number of its first row. Bad rows go to `bad`."""
@@ -391,7 +403,7 @@ def look_up_topic(client: Client, writing: Writing, schema: StructType) -> Topic
         if writing.key_column is None and "_key" not in schema.names:
             raise
         return TopicFacts("json", keyed=False)
-    return TopicFacts(settings.message_type, keyed=bool(settings.key))
+    return TopicFacts(settings.message_type, keyed=bool(settings.key), rejects=settings.expiration == "reject")
 
 
 def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPlan:
@@ -434,6 +446,7 @@ def plan_rows(schema: StructType, writing: Writing, topic: TopicFacts) -> RowPla
         on_delete=writing.on_delete,
         keyed=topic.keyed,
         write_nulls=writing.nulls == "write",
+        rejects=topic.rejects,
     )
 
 

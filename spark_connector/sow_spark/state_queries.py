@@ -32,8 +32,12 @@ CLOCK_BACK_SECONDS: Final = 1.0
 NOTES: Final = "sow-state"
 """The folder of a checkpoint with its notes, each a file of one line. Files are only added, and the highest `number`
 counts, so a crash leaves the old note or the new one."""
+OLD_NOTE: Final = "sow-state.json"
+"""The note of a form that was never released."""
 FIXED: Final = ("topic", "key", "engine", "late")
 """The settings that a checkpoint cannot change [1]."""
+_TOLD: Final = frozenset({*FIXED, "order", "document", "payload", "expiration", "number"})
+"""The settings of a note that are read."""
 _UNREADABLE: Final = re.compile(r"""[\s\x00-\x1f\x7f-\x9f"#%*<>?\[\]\\^`{|}]""")
 """Characters of a path that Spark's reader of states escapes, and then finds no batch, or takes as a pattern."""
 _ROOT: Final = "sow.state.{id}.checkpoint"
@@ -80,8 +84,7 @@ def start_state(
         # A row that was refused is no change, and these columns would be fields of the documents.
         rows = changes.where("_op <> 'refused'").drop("_message", "_batch", "_now")
         # A record without an expire time has none in the topic either, whatever the topic's default is.
-        lives = {} if told["expiration"] == "reject" else {"ttl": "never"}  # which a topic that rejects refuses
-        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", **lives).options(**sink)
+        writer = rows.writeStream.format("sow").options(expireTimeColumn="_expire_time", ttl="never").options(**sink)
     writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{millis} milliseconds")
     if name is not None:
         writer = writer.queryName(name)
@@ -150,6 +153,8 @@ def read_state(
     checkpoint of a state.
     """
     told, _ = _read_note(spark, checkpoint)
+    if told is None and OLD_NOTE in _names(spark, checkpoint):
+        raise _of_another_release(f"{checkpoint}/{OLD_NOTE}")
     if told is None:
         raise option_error("checkpoint", f"{checkpoint} has no state of the world")
     if batch is None and _last(spark, f"{checkpoint}/commits") < 0:  # it has just been started
@@ -242,6 +247,8 @@ def _check_note(spark: SparkSession, checkpoint: str, told: dict[str, Any]) -> N
         raise option_error("checkpoint", f"Spark cannot read a state in {checkpoint!r}: avoid spaces, #, % and *")
     noted, number = _read_note(spark, checkpoint)
     begun = _last(spark, f"{checkpoint}/offsets") >= 0
+    if noted is None and begun and OLD_NOTE in _names(spark, checkpoint):
+        raise _of_another_release(f"{checkpoint}/{OLD_NOTE}")
     if noted is None and begun:
         raise option_error("checkpoint", f"{checkpoint} is that of another query, and has no state of the world")
     if noted is not None and begun:  # else a query has failed to start, and left nothing but its note
@@ -283,11 +290,24 @@ def _read_note(spark: SparkSession, checkpoint: str) -> tuple[dict[str, Any] | N
     """The last note and its number; None and -1 where there is none."""
     folder = f"{checkpoint}/{NOTES}"
     rows = spark.read.text(folder).collect() if _names(spark, folder) else []
-    notes: list[dict[str, Any]] = [json.loads(row.value) for row in rows]
-    if not notes:
+    if not rows:
         return None, -1
-    told = max(notes, key=lambda note: int(note["number"]))
+    try:
+        notes: list[dict[str, Any]] = [json.loads(row.value) for row in rows]
+        told = max(notes, key=lambda note: int(note["number"]))
+    except (ValueError, KeyError, TypeError):
+        raise _of_another_release(folder) from None
+    if missing := _TOLD - told.keys():
+        raise _of_another_release(folder, f", which lack {', '.join(sorted(missing))}")
     return told, told.pop("number")
+
+
+def _of_another_release(notes: str, why: str = "") -> SowSourceError:
+    return option_error(
+        "checkpoint",
+        f"another release of sow has written the notes {notes}{why}: go on with that release, or begin a new "
+        "checkpoint, which reads its source anew",
+    )
 
 
 def _root(spark: SparkSession, query: StreamingQuery) -> str:

@@ -33,7 +33,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, StructType
 
-from sow_client import NEVER, Ack, Client, Publisher, PublishFailed, Refusal, SowError
+from sow_client import Ack, Client, Publisher, PublishFailed, Refusal, SowError
 from sow_spark.connection import connect, kept, retried
 from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.options import Writing
@@ -339,7 +339,7 @@ class _Unit:
             self._publisher = life.enter_context(
                 client.publisher(
                     writing.topic,
-                    ttl=NEVER if writing.ttl == "never" else writing.ttl,
+                    ttl=plan.ttl(writing),
                     durability=writing.durability,
                     batch_records=self._batch_size,
                     max_in_flight=IN_FLIGHT if writing.topic_column is None else IN_FLIGHT_OF_MANY,

@@ -85,7 +85,7 @@ def answer(client: Client, text: str, *arguments: Any, **named: Any) -> list[tup
 
 def test_topics_are_joined_at_one_instant(client: Client) -> None:
     with client.sql("SELECT town, v FROM devices d JOIN sites USING (id) WHERE d.v > 1 ORDER BY town") as result:
-        assert list(result.rows()) == [("Oslo", 1.5), ("Rome", 2.5)]
+        assert list(result) == list(result.rows()) == [("Oslo", 1.5), ("Rome", 2.5)]
         assert result.columns == ("town", "v")
         assert {name: one.records for name, one in result.topics.items()} == {"devices": 5, "sites": 2}
         assert all(one.as_of.tzinfo and one.bookmark for one in result.topics.values())
@@ -410,7 +410,7 @@ def test_an_answer_in_asyncio_is_read_off_the_event_loop(
                 assert result.columns == ("id", "v")
                 assert (await result.to_arrow()).num_rows == len(await result.to_pandas()) == 2
                 assert (await result.to_polars()).height == 2
-                return [row async for row in result.rows()]
+                return [row async for row in result]
 
     monkeypatch.setattr(Database, "rows", rows)
     assert asyncio.run(asked()) == [(0, 0.5), (1, 1.5)]

@@ -114,6 +114,7 @@ READS: dict[str, tuple[str, set[str]]] = {
 }
 ALL, APPEND, OVERWRITE, ROWS = {"append", "overwrite", "stream"}, {"append", "stream"}, {"overwrite"}, {"stream"}
 WRITES: dict[str, tuple[str, set[str]]] = {
+    "topicColumn": ("a", APPEND),
     "mode": ("delta", ALL),  # an overwrite refuses this value
     "ttl": ("1h", ALL),
     "ttlColumn": ("a", ALL),
@@ -188,7 +189,7 @@ def test_an_option_of_reading_counts_or_is_refused(name: str, use: str) -> None:
 def test_an_option_of_writing_counts_or_is_refused(name: str, use: str) -> None:
     """given each option and each use of writing / then the option makes a difference, or is refused by its name"""
     value, uses = WRITES.get(name, (EVERYWHERE.get(name, ""), ALL))
-    topic = {} if name == "path" else {"topic": "orders"}
+    topic = {} if name in ("topicColumn", "path") else {"topic": "orders"}
     if use not in uses:
         with pytest.raises(SowSourceError, match=rf"^OPTION_INVALID: option {name}: counts only in"):
             asked(use, "write", {**topic, name: value})
@@ -289,6 +290,9 @@ def test_a_start_that_is_no_time_is_a_word_or_a_bookmark(start: str) -> None:
         ({"topic": "t", "maxbytespertrigger": "5"}, "option maxBytesPerTrigger: size"),
         ({"topic": "t", "failondataloss": "no"}, "option failOnDataLoss: 'no' is neither true nor false"),
         ({"topic": "t", "startingfrom": "2024-13-01"}, "option startingFrom: '2024-13-01' is neither earliest"),
+        ({"topics": "t", "startingFrom": '{"a"'}, "option startingFrom: '{\"a\"' is no JSON"),
+        ({"topics": "t", "startingFrom": '{"a": 1}'}, "option startingFrom: .* is not the bookmark of each cell"),
+        ({"topic": "t", "startingFrom": '{"a": "e.1"}'}, "option startingFrom: one topic has one bookmark"),
     ],
     ids=str,
 )

@@ -30,7 +30,14 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
             for program in PROGRAMS:
                 told = program.replace("127.0.0.1:7450", server.address).replace("127.0.0.1:7451", second.address)
                 exec(compile(told.replace('"/data"', f'"{tmp_path}"'), "docs/scale.md", "exec"), known)
-                clients += [*known["clients"], *([known["client"]] if "client" in known else [])]
+                clients += [*known.get("clients", []), *([known["client"]] if "client" in known else [])]
+            with server.client() as one:
+                trade = one.get("trades.02", "7")
+                assert trade is not None
+                assert (trade.data, sum(one.count(f"trades.{number:02}") for number in range(64))) == (
+                    {"id": 7, "price": 7.0},
+                    100,
+                )
             wanted = {"1": {"id": 1, "price": 9.75, "at": 2}, "2": {"id": 2, "at": 3}}
             with server.client() as one, second.client() as other:
                 for topic, some in (("orders.state", [one]), ("orders.spread", [one, other]), ("orders.back", [one])):
@@ -39,7 +46,8 @@ def test_the_programs_of_the_page_run(spark: SparkSession, tmp_path: Path, capsy
             for client in clients:
                 client.close()
     said = capsys.readouterr().out
-    assert said.startswith("{'id': 7, 'price': 3.5}\n100 orders\n[49.5, 49.0, 48.5]\n")
+    seven = "{'id': 7, 'price': 3.5}"
+    assert said.startswith(f"{seven}\n100 trades\n{seven}\n100 orders\n[49.5, 49.0, 48.5]\n")
     assert re.search(r"\| +2\| +9\.75\|", said), said
     assert "2 rows\n2 orders are back\n" in said
     assert re.search(r"\| +1\| +9\.75\|", said), said

@@ -241,6 +241,27 @@ def test_a_checkpoint_has_settings_once_it_has_a_batch(spark: SparkSession, tmp_
     state_queries._check_note(spark, given.checkpoint, {**told, "expiration": "reject"})
 
 
+def test_notes_of_another_release_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    """given the notes of a form that is not this one / when a state starts or is read there / then a sentence says so
+
+    They were called those of another query, or ended in a KeyError."""
+    told = json.loads(Input(spark, tmp_path, "python").changes().schema["_op"].metadata["sow_state"])
+    for name, content, why in (
+        ("sow-state.json", "{}", ""),
+        ("sow-state/part-0.txt", '{"topic": "t", "number": 0}', ", which lack document, "),
+        ("sow-state/part-0.txt", '{"topic": "t"}', ""),
+    ):
+        checkpoint = tmp_path / f"notes{len(content)}"
+        (checkpoint / "offsets").mkdir(parents=True)
+        (checkpoint / "offsets" / "0").touch()
+        (checkpoint / name).parent.mkdir(exist_ok=True)
+        (checkpoint / name).write_text(content + "\n")
+        with pytest.raises(SowSourceError, match=f"OPTION_INVALID: option checkpoint: another release of sow .*{why}"):
+            state_queries._check_note(spark, str(checkpoint), told)
+        with pytest.raises(SowSourceError, match="another release of sow"):
+            state_queries.read_state(spark, str(checkpoint))
+
+
 def test_a_clock_before_the_last_batch_is_told(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

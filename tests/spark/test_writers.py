@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import (
+    NEVER,
     Ack,
     InvalidArgument,
     Load,
@@ -127,6 +128,7 @@ class Sow:
 
     def publisher(self, topic: str, **options: Any) -> Sending:
         self._note("publisher", options["publisher_id"], options["epoch"], options["unit"])
+        self.lifetimes.append(options["ttl"])
         return Sending(self, options["on_ack"])
 
     def open_load(self, topic: str, *, lease: Any) -> Load:
@@ -327,6 +329,15 @@ def test_writing_outside_of_a_task_is_a_mistake() -> None:
 
 
 # ---- overwrites ----
+
+
+def test_never_is_left_out_where_a_topic_rejects_lifetimes(sow: Sow) -> None:
+    """L3. A state with `expiration="reject"` left it out everywhere: a topic with a default lifetime gave it that."""
+    for expiration, lifetime in (("reject", None), ("1h", NEVER), ("enabled", NEVER)):
+        sow.settings, sow.lifetimes = TopicSettings(key=("/id",), expiration=expiration), []
+        publishing(ttl="never").write(batches([1]))
+        overwriting_with(ttl="never").write(batches([1]))
+        assert sow.lifetimes == [lifetime, lifetime]
 
 
 def overwriting_with(schema: StructType = ID, **options: Any) -> overwriting.OverwritingWriter:

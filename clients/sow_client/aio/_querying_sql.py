@@ -49,6 +49,10 @@ class AsyncSqlResult:
             for row in _sql_database.tuples(batch):
                 yield row
 
+    def __aiter__(self) -> AsyncGenerator[tuple[Any, ...], None]:
+        """As `rows`."""
+        return self.rows()
+
     async def to_arrow(self) -> Any:
         """The rows as a `pyarrow.Table`."""
         from sow_client import _frames

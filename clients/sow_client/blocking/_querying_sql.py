@@ -45,6 +45,10 @@ class SqlResult:
         for batch in self.batches():
             yield from _sql_database.tuples(batch)
 
+    def __iter__(self) -> Generator[tuple[Any, ...], None, None]:
+        """As `rows`."""
+        return self.rows()
+
     def to_arrow(self) -> Any:
         """The rows as a `pyarrow.Table`."""
         from sow_client import _frames
