@@ -123,7 +123,7 @@ class Cells(Generic[_Transport]):
 
     def _place(self, cell: str, servers: str) -> Place[_Transport] | None:
         """The place of a cell, as home names it. Whoever calls it holds the lock."""
-        if self._opened is None or not cell or not all(map(_is_address, servers.split(","))):
+        if self._opened is None or not cell or not all(map(is_address, servers.split(","))):
             return None
         if self._is_closed:
             raise closed("client")
@@ -186,7 +186,8 @@ class Cells(Generic[_Transport]):
             return [*(place.transport for place in self._places.values()), self.home.transport]
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """True for HOST or HOST:PORT: to nothing else does a client go because a server says so. Rule: C11."""
     match = ADDRESS.fullmatch(text)
     return match is not None and match["host"].lower() not in _SCHEMES
 

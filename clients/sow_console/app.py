@@ -1,7 +1,8 @@
 """The composition root: routes, log-in, and the server process of the console.
 
 [1]  Nothing but the log-in page, its files and the one-time address answers without a session.
-[2]  A request names one of the servers that the console was started with, or there is no such page.
+[2]  A request names one of the servers that the console was started with, or that the placement of one of these names
+     (rule C23), or there is no such page.
 [3]  A token comes in the body of one POST, and is in no address, no page, no cookie and no log.
 """
 
@@ -60,7 +61,7 @@ class Options:
     """The options with which the console was started."""
 
     servers: tuple[str, ...]
-    """HOST:PORT of each; pages call these and no others."""
+    """HOST:PORT of each; pages call these, and those that their placement names."""
     connect: Connect
     host: str = "127.0.0.1"
     port: int = 7480
@@ -203,7 +204,7 @@ class Console:
         """A page, or its JSON."""
         name, _, ending = request.path_params["page"].partition(".")
         page = PAGES.get(name)
-        if page is None or ending not in ("", "json") or request.path_params["server"] not in self.sessions.servers:
+        if page is None or ending not in ("", "json"):
             raise HTTPException(404, "there is no such page")
         session = self._session(request)
         if session is None:
@@ -211,7 +212,13 @@ class Console:
                 raise HTTPException(401, "log in first")
             wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             return RedirectResponse(f"/login?{urlencode({'next': wanted})}", status_code=303)
+        server = request.path_params["server"]
+        if not await session.knows(server):
+            raise HTTPException(404, "there is no such page")
         view = self._view(request, session)
+        if not ending and (there := await session.place(view.argument("topic"), server)) != server:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(f"/{quote(there, safe=':[]')}/{name}{query}", status_code=303)
         try:
             if ending:
                 facts = dict(await (page.twin or page.facts)(view))
@@ -230,7 +237,7 @@ class Console:
     async def page_live(self, socket: WebSocket) -> None:
         """The frames of a page."""
         page, session = PAGES.get(socket.path_params["page"]), self._session(socket)
-        if session is None or page is None or socket.path_params["server"] not in self.sessions.servers:
+        if session is None or page is None or not await session.knows(socket.path_params["server"]):
             await socket.accept()  # a browser is not told why a socket was not opened, and would try for ever
             await socket.close(live.ENDED, "log in first")
             return
@@ -251,7 +258,7 @@ class Console:
         files = self.options.files
         kinds = {kind: files.missing.get(kind, "") for kind in KINDS} if files else {}
         now = datetime.now(UTC)
-        return View(session, server, self.sessions.servers, arguments, now, allow_writes, is_first, kinds)
+        return View(session, server, session.servers, arguments, now, allow_writes, is_first, kinds)
 
     # ---- files ----
 
@@ -261,7 +268,7 @@ class Console:
         if session is None:
             return RedirectResponse("/login", status_code=303)
         files = self.options.files
-        if files is None or kind not in KINDS or request.path_params["server"] not in self.sessions.servers:
+        if files is None or kind not in KINDS or not await session.knows(request.path_params["server"]):
             raise HTTPException(404, "there is no such file")
         if kind in files.missing:
             raise HTTPException(501, files.missing[kind])
@@ -307,10 +314,12 @@ class Console:
 
     async def _asked(self, request: Request, known: Mapping[str, Write]) -> Response:
         wanted, session = known.get(request.path_params["name"]), self._session(request)
-        if wanted is None or request.path_params["server"] not in self.sessions.servers:
+        if wanted is None:
             raise HTTPException(404, "there is no such write")
         if session is None:
             return RedirectResponse("/login", status_code=303)
+        if not await session.knows(request.path_params["server"]):
+            raise HTTPException(404, "there is no such write")
         view = self._view(request, session)
         is_posted = request.method == "POST"
         bytes_max = EDIT_BODY_BYTES_MAX if wanted.long else BODY_BYTES_MAX

@@ -3,6 +3,7 @@
 [1]  A look waits WAIT_SECONDS at most, and not at all for an instance that is known to be lost.
 [2]  An instance that was lost is not asked again for LOST_SECONDS.
 [3]  Of an instance that does not answer, the last answer stays known, with its time.
+[4]  The placement of topics in cells is asked for every PLACEMENT_SECONDS: the cells look at each other less often.
 """
 
 from __future__ import annotations
@@ -15,11 +16,21 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sow_client import AsyncClient, DeadlineExceeded, Instance, PermissionDenied, SowError, Status, Unavailable
+from sow_client import (
+    AsyncClient,
+    DeadlineExceeded,
+    Instance,
+    PermissionDenied,
+    Placement,
+    SowError,
+    Status,
+    Unavailable,
+)
 from sow_console import texts
 
 WAIT_SECONDS: Final = 1.0
 LOST_SECONDS: Final = 5.0
+PLACEMENT_SECONDS: Final = 5.0
 ALARM_SECONDS: Final = 3.0
 """An instance that has not answered for so long counts as lost, also where its connection stands."""
 
@@ -42,6 +53,8 @@ class Known:
     """The person may not see its status."""
     error: str = ""
     """The reason why it does not answer, or why there is no status."""
+    placement: Placement | None = None
+    """As far as the person may know it; None: it has told none."""
 
 
 class Watched:
@@ -63,6 +76,13 @@ class Watched:
         self._begun = 0.0
         self._again = 0.0
         """It is not asked before."""
+        self._placement_again = 0.0
+        """It is not asked for its placement before."""
+
+    @property
+    def known(self) -> Known:
+        """The known state, without a question."""
+        return self._known
 
     async def look(self) -> Known:
         """The known state of now, after at most WAIT_SECONDS."""
@@ -107,10 +127,21 @@ class Watched:
             return Known(lost=True, error=error.message)
         except SowError as error:
             return replace(self._known, lost=True, error=error.message)
+        placement = await self._placed()
         try:
             status = await self._client.status()
         except (Unavailable, DeadlineExceeded) as error:
             return replace(self._known, lost=True, error=f"not reachable: {error.message}")
         except SowError as error:
-            return Known(instance, None, self._now(), error=error.message, denied=isinstance(error, PermissionDenied))
-        return Known(instance, status, self._now())
+            denied = isinstance(error, PermissionDenied)
+            return Known(instance, None, self._now(), error=error.message, denied=denied, placement=placement)
+        return Known(instance, status, self._now(), placement=placement)
+
+    async def _placed(self) -> Placement | None:
+        if self._clock() < self._placement_again:
+            return self._known.placement
+        self._placement_again = self._clock() + PLACEMENT_SECONDS
+        try:
+            return await self._client.placement()
+        except SowError:  # an older one has none; of one that is lost the next call tells
+            return self._known.placement

@@ -1,7 +1,8 @@
 """Sessions: who has logged in with which token, and their connections to the servers.
 
 [1]  A session's id, its CSRF token and a one-time code are 32 random bytes each. Sessions are in memory only.
-[2]  A token is given to the clients of its session, which call the servers named at the start and no others.
+[2]  A token is given to the clients of its session, which call the servers named at the start, and those that the
+     placement of one of these names (rule C23). No other server's word counts.
 [3]  A session ends when its user logs out, IDLE_SECONDS after its last use, and AGE_SECONDS after it began. Its sockets
      and its calls end with it.
 [4]  There are at most SESSIONS_MAX sessions. Whoever has most of them makes room, with the one unused for longest.
@@ -20,14 +21,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
-from sow_client import AsyncClient, ConfigSetting, FailedPrecondition, Figures, LogLine
+from sow_client import AsyncClient, ConfigSetting, FailedPrecondition, Figures, InvalidArgument, LogLine, SowError
+from sow_client._addresses import parsed
+from sow_client._cells import is_address
 from sow_console.comparing import Comparison
 from sow_console.figures import Watch, figures_of, hour_of, log_of
-from sow_console.instances import Watched
+from sow_console.instances import Known, Watched
 
 IDLE_SECONDS: Final = 3_600.0
 AGE_SECONDS: Final = 12 * 3_600.0
 SESSIONS_MAX: Final = 256
+SERVERS_MAX: Final = 64
+"""Servers of a session, those named at the start among them; of more cells the first ones are shown."""
 ATTEMPTS_MAX: Final = 5
 ATTEMPTS_SECONDS: Final = 60.0
 WAIT_SECONDS: Final = 1.0
@@ -46,11 +51,23 @@ Connect: TypeAlias = Callable[[str, str | None], AsyncClient]
 class Session:
     """Owns the clients of one person."""
 
-    def __init__(self, identities: Mapping[str, str], token: str | None, connect: Connect, now: float) -> None:
-        """`identities`: the person's name at each server that knows it."""
+    def __init__(
+        self,
+        identities: Mapping[str, str],
+        token: str | None,
+        connect: Connect,
+        now: float,
+        named: Sequence[str] = (),
+    ) -> None:
+        """`identities`: the person's name at each server that knows it. `named`: the servers named at the start."""
         self.id = secrets.token_urlsafe(32)
         self.csrf = secrets.token_urlsafe(32)
         self.identities = dict(identities)
+        self.person: Final = tuple(sorted(self.identities.items()))
+        """Whose session it is: the person's names at the servers, at its begin."""
+        self.refused: dict[str, str] = {}
+        """Servers that a placement names, and to which a token does not go, each with the reason."""
+        self._named = tuple(named)
         self.began = now
         self.used = now
         self.ended = asyncio.Event()
@@ -65,17 +82,84 @@ class Session:
         self._settings: dict[str, list[ConfigSetting]] = {}
 
     @property
-    def person(self) -> tuple[tuple[str, str], ...]:
-        """Whose session it is: the person's names at the servers."""
-        return tuple(sorted(self.identities.items()))
-
-    @property
     def has_token(self) -> bool:
         """True if it shows a token to the servers."""
         return self._token is not None
 
+    # ---- the servers ----
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Those named at the start, then those of all cells, as far as the first ones have told them by now ([2])."""
+        named = [self._known(server) for server in self._named]
+        ids = {known.instance.id for known in named if known.instance is not None and known.instance.id}
+        found = dict.fromkeys(self._named)
+        for server in dict.fromkeys(one for known in named for servers in _cells(known).values() for one in servers):
+            instance = self._known(server).instance
+            is_alias = server not in found and instance is not None and instance.id in ids
+            if not is_alias and len(found) < SERVERS_MAX and self._goes_to(server):
+                found[server] = None
+        return tuple(found)
+
+    def cells(self, server: str) -> Mapping[str, tuple[str, ...]]:
+        """The servers of all cells of the name space of this server, by the names of the cells, as a server named at
+        the start has told them ([2]). Empty: there are no cells, or they are not known."""
+        told = [_cells(self._known(one)) for one in self._named]
+        own = [cells for one, cells in zip(self._named, told, strict=True) if one == server]
+        containing = [cells for cells in told if any(server in servers for servers in cells.values())]
+        return next(filter(None, (*own, *containing)), {})
+
+    def cell(self, server: str) -> str:
+        """The cell of a server; "": it has none, or it is not known."""
+        placement = self._known(server).placement
+        if placement is not None and placement.cell:
+            return placement.cell
+        return next((cell for cell, servers in self.cells(server).items() if server in servers), "")
+
+    def servers_of(self, cell: str, server: str) -> list[str]:
+        """The servers of a cell in the name space of `server`."""
+        cells = self.cells(server)
+        return [one for one in self.servers if self.cell(one) == cell and self.cells(one) == cells]
+
+    def is_lost(self, server: str) -> bool:
+        """True if it has not answered the last look."""
+        return self._known(server).lost
+
+    async def knows(self, server: str) -> bool:
+        """True for one of `servers`, after a look at those named at the start where that may tell more."""
+        if server not in self.servers or not all(self._known(one).instance for one in self._named):
+            await asyncio.gather(*(self.instance(one).look() for one in self._named))
+        return server in self.servers
+
+    async def place(self, topic: str, server: str) -> str:
+        """The server where a page about a topic is to be: `server` itself, or one of the topic's cell, if possible one
+        that serves."""
+        if not topic or len(self.cells(server)) < 2 or self._known(server).lost:
+            return server
+        cells = self.cells(server)
+        home = next(one for one in (server, *self._named) if one in self._named and self.cells(one) == cells)
+        try:
+            cell = (await self.client(home).placement(topic)).topic_cell
+        except SowError:
+            return server
+        known = {one: self._known(one) for one in self.servers_of(cell, server)}
+        serving = [one for one, of in known.items() if of.instance and of.instance.serving and not of.lost]
+        return server if server in known else next(iter((*serving, *known)), server)
+
+    def _known(self, server: str) -> Known:
+        found = self._instances.get(server)
+        return Known() if found is None else found.known
+
+    def _goes_to(self, server: str) -> bool:
+        try:
+            self.client(server)
+        except InvalidArgument as error:  # such as a token that would go to another machine in plain text
+            self.refused[server] = error.message
+            return False
+        return True
+
     def client(self, server: str) -> AsyncClient:
-        """The person's client of this server, one of those named at the start."""
+        """The person's client of this server, one of `servers`."""
         if (found := self._clients.get(server)) is None:
             found = self._clients[server] = self._connect(server, self._token)
         return found
@@ -154,7 +238,7 @@ class Sessions:
         while len(self._sessions) >= SESSIONS_MAX:
             held = Counter(one.person for one in self._sessions.values())
             await self.end(min(self._sessions.values(), key=lambda one: (-held[one.person], one.used)))
-        session = Session(identities, token, self._connect, self._clock())
+        session = Session(identities, token, self._connect, self._clock(), self.servers)
         self._sessions[session.id] = session
         return session
 
@@ -224,6 +308,19 @@ class Sessions:
     def _is_over(self, session: Session) -> bool:
         now = self._clock()
         return now >= min(session.used + IDLE_SECONDS, session.began + AGE_SECONDS)
+
+
+def _cells(known: Known) -> Mapping[str, tuple[str, ...]]:
+    """The servers of all cells, as an instance names them: HOST:PORT, and nothing in gRPC's own notation (C11)."""
+    cells = {} if known.placement is None else known.placement.cells
+    return {cell: _parsed(servers) for cell, servers in cells.items()}
+
+
+def _parsed(servers: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return parsed(list(filter(is_address, servers)))
+    except InvalidArgument:
+        return ()
 
 
 def same(given: str, expected: str) -> bool:

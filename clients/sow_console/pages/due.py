@@ -6,7 +6,9 @@ from datetime import timedelta
 from typing import Final
 
 from sow_client import ExpiryHorizon, Record
+from sow_client._inspection import joined as horizons_joined
 from sow_console import documents, horizon
+from sow_console.pages import cells
 from sow_console.pages.page import Facts, View
 
 READ_MAX: Final = 100_000
@@ -25,6 +27,7 @@ async def facts(view: View) -> Facts:
     spans = horizon.spans(horizon.WITHIN[within])
     small = bool(topic) and await _is_small(view, topic)
     upcoming: list[Record] = []
+    told: cells.Joined[ExpiryHorizon] = cells.Joined({}, {})
     if small:
         async with view.client.query(
             topic, _and(filter_text, "@expire_time IS NOT NULL"), order_by="@expire_time", top_n=NEXT
@@ -32,8 +35,11 @@ async def facts(view: View) -> Facts:
             upcoming = [record async for record in result]
     if filter_text and small:
         found = await _of_filter(view, topic, filter_text, spans)
+    elif topic:
+        found = await view.client.expiry_horizon(topic, spans)
     else:
-        found = await view.client.expiry_horizon(topic or None, spans)
+        told = await cells.joined(view, lambda client: client.expiry_horizon(None, spans))
+        found = horizons_joined(list(told.answers.values()))
     bars = horizon.bars(found)
     return {
         "topic": topic,
@@ -56,6 +62,8 @@ async def facts(view: View) -> Facts:
         "complete_upto": found.complete_upto,
         "exact": found.exact,
         "exact_upto": max(found.as_of, found.exact_upto),
+        "cells": {one.topic: cell for cell, part in told.answers.items() if cell for one in part.topics},
+        "missing": told.missing,
         "topics": sorted(
             (
                 {

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from sow_console import charts
-from sow_console.pages import records
+from sow_console.pages import cells, records
 from sow_console.pages.page import Facts, View, operands
 
 SHOWN: Final = 50
@@ -69,7 +69,7 @@ async def facts(view: View) -> Facts:
         "topic": query.topic,
         "by": wanted.by,
         "total": wanted.total,
-        "topics": [one.name for one in await view.client.topics()],
+        "topics": await cells.names(view),
         "command": view.command(*wanted.words) if query.topic and wanted.by else "",
     }
     if not (query.topic and wanted.by):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sow_console import letter_contents
+from sow_console.pages import cells
 from sow_console.pages.page import Facts, View
 
 LETTERS: Final = 50
@@ -15,13 +16,15 @@ SORTED_MAX: Final = 100_000
 
 async def facts(view: View) -> Facts:
     """The topics of dead letters, and the letters of the one that was chosen, or that matches a filter."""
-    topics = await view.client.topics(with_statistics=True)
+    told = await cells.topics(view, with_statistics=True)
+    topics = cells.all_of(told)
     boxes = letter_contents.boxes(topics)
     topic, filter_text = view.argument("topic"), view.argument("filter")
     made: dict[str, object] = {
         "topic": topic,
         "filter": filter_text,
         "boxes": boxes,
+        "missing": told.missing,
         "command": view.command("query", topic, *([filter_text] if filter_text else []), "--top", str(LETTERS))
         if topic
         else view.command("topic", "list"),

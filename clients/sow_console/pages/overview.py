@@ -1,16 +1,28 @@
-"""Overview: the instances, what is wrong with them, rates of the last hour, and the topics."""
+"""Overview: the instances of all cells, what is wrong with them, rates of the last hour, and the topics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Final
 
-from sow_client import Figures, Instance, PermissionDenied, Status, Topic, TopicStatistics, Unavailable
+from sow_client import (
+    Figures,
+    Instance,
+    PermissionDenied,
+    Placement,
+    SowError,
+    Status,
+    Topic,
+    TopicStatistics,
+    Unavailable,
+)
 from sow_console import charts, horizon, texts
-from sow_console.instances import WAIT_SECONDS, Known
+from sow_console.instances import Known
+from sow_console.pages import cells
 from sow_console.pages.page import Facts, View
 
 OVERDUE_MAX: Final = 10_000
@@ -23,6 +35,7 @@ DISK_FREE_SHARE_MIN: Final = 0.1
 """Less free space, in bytes or as a share of the disk, is an alarm."""
 LINE_POINTS: Final = 120
 """The points of the small lines of the rates."""
+_TROUBLE: Final[Mapping[str, str]] = {"DIFFERS": "has another placement", "UNREACHABLE": "is not reachable"}
 EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
 """Expiry that is further behind is an alarm."""
 
@@ -40,6 +53,8 @@ class Seen:
     answered: datetime | None
     error: str
     alarms: tuple[str, ...]
+    cell: str = ""
+    """Its cell; "": it has none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,59 +66,59 @@ class TopicLine:
     changes_per_second: float | None
     """None: the person lacks `observe`."""
     expiration: str
+    cell: str = ""
+    """Its cell; "": there is one only."""
     filled: float = 0.0
     """Its content by its caps: 1 is full. 0: it has none, or the person may not see its figures."""
 
 
 async def facts(view: View) -> Facts:
     """All instances, and the rates and topics of the one that was chosen."""
-    asking = asyncio.create_task(_topics(view), name="topics of the overview")
+    asking = asyncio.create_task(cells.topics(view, with_statistics=True), name="topics of the overview")
     try:
         seen = await asyncio.gather(*(_seen(view, server) for server in view.servers))
-        topics = await _unless_lost(view, asking)
+        told = await _unless_lost(view, asking)
     finally:
         asking.cancel()
-    figures, hour = ((), ()) if topics is None else await _figures(view)
+    figures, hour = ((), ()) if told is None else await _figures(view)
     latest = figures[-1] if figures else None
     return {
         "instances": seen,
-        "is_there": topics is not None,
-        "alarms": [(one.server, alarm) for one in seen for alarm in one.alarms] + _link_alarms(view, latest),
+        "is_there": told is not None,
+        "alarms": [
+            *((one.server, alarm) for one in seen for alarm in one.alarms),
+            *placement_alarms({server: view.session.instance(server).known.placement for server in view.servers}),
+            *((server, f"its cell is not shown: {why}") for server, why in view.session.refused.items()),
+            *_link_alarms(view, latest),
+        ],
         "figures": latest,
         "has_rates": latest is not None and bool(latest.elapsed),
         "span": charts.span(hour),
         "changes_line": _line_of([one.changes_per_second for one in hour]),
         "expired_line": _line_of([one.expired_per_second for one in hour]),
-        "topics": [_line(topic, latest) for topic in topics or ()],
+        "has_cells": told is not None and told.has_cells,
+        "topics": [] if told is None else _lines(told, [latest, *await _figures_elsewhere(view, told)]),
+        "missing": {} if told is None else told.missing,
         "command": view.command("status", "--watch"),
     }
 
 
-async def _topics(view: View) -> list[Topic] | None:
+async def _unless_lost(view: View, asking: asyncio.Task[cells.Joined[list[Topic]]]) -> cells.Joined[list[Topic]] | None:
     """The topics; None: the server does not answer, and others may, so their alarms are to be seen."""
     try:
-        return await view.client.topics(with_statistics=True)
+        return await cells.unless_lost(view, [view.server], asking)
     except Unavailable:
         if len(view.servers) == 1:
             raise
         return None
 
 
-async def _unless_lost(view: View, asking: asyncio.Task[list[Topic] | None]) -> list[Topic] | None:
-    """The topics; None: their server does not answer, so the other instances do not wait for it."""
-    while not asking.done() and len(view.servers) > 1:
-        known = await view.session.instance(view.server).look()
-        if known.lost or known.silent:
-            return None
-        await asyncio.wait({asking}, timeout=WAIT_SECONDS)
-    return await asking
-
-
 async def _seen(view: View, server: str) -> Seen:
-    return seen(server, await view.session.instance(server).look(), view.now)
+    known = await view.session.instance(server).look()
+    return seen(server, known, view.session.cell(server))
 
 
-def seen(server: str, known: Known, now: datetime) -> Seen:
+def seen(server: str, known: Known, cell: str = "") -> Seen:
     """An instance in the list, with its alarms. One that is asked for the first time has none yet."""
     instance, status = known.instance, known.status
     found: tuple[str, ...] = ()
@@ -115,7 +130,8 @@ def seen(server: str, known: Known, now: datetime) -> Seen:
         found = tuple(alarms(status, serving=instance.serving, now=known.time))
     elif instance is not None and not known.denied:
         found = (known.error,)
-    return Seen(server, instance, status, known.lost, known.time, known.error or "it was asked just now", found)
+    error = known.error or "it was asked just now"
+    return Seen(server, instance, status, known.lost, known.time, error, found, cell)
 
 
 def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
@@ -134,6 +150,23 @@ def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
         found.append(f"its disk has {texts.size(free)} of {texts.size(size)} free")
     if abs(status.clock_time - now) > CLOCK_DIFFERENCE_MAX:
         found.append(f"its clock differs from this one's by {texts.duration(status.clock_time - now)}")
+    return found
+
+
+def placement_alarms(placements: Mapping[str, Placement | None]) -> list[tuple[str, str]]:
+    """The reasons to look after the placement of topics, each with the server that tells it. Trouble with a cell, which
+    all others see, is told once. Rules: C5, C7."""
+    found: list[tuple[str, str]] = []
+    told: set[tuple[str, str]] = set()
+    for server, placement in placements.items():
+        for problem in () if placement is None else placement.problems:
+            if (problem.cell, problem.kind) not in told:
+                told.add((problem.cell, problem.kind))
+                found.append((server, f"the cell {problem.cell} {_TROUBLE[problem.kind]}: {problem.message}"))
+        found += [
+            (server, f"{stray.topic} lives in the cell {stray.cell}, and a copy of it is here: sow doctor")
+            for stray in (() if placement is None else placement.strays)
+        ]
     return found
 
 
@@ -162,10 +195,39 @@ def _link_alarms(view: View, figures: Figures | None) -> list[tuple[str, str]]:
     ]
 
 
-def _line(topic: Topic, figures: Figures | None) -> TopicLine:
-    rates = {one.topic: one.changes_per_second for one in figures.topics} if figures else {}
-    rate = rates.get(topic.name) if figures else None
-    return TopicLine(topic.name, topic.statistics, rate, str(topic.settings.expiration), filled(topic))
+async def _figures_elsewhere(view: View, told: cells.Joined[list[Topic]]) -> list[Figures | None]:
+    """The figures of the other cells, each of one of its instances, for the rates of its topics."""
+    own = view.session.cell(view.server)
+    servers = [
+        next((one for one in view.session.servers_of(cell, view.server) if not view.session.is_lost(one)), None)
+        for cell in told.answers
+        if told.has_cells and cell != own
+    ]
+    return await asyncio.gather(*(_latest(view, server) for server in servers if server is not None))
+
+
+async def _latest(view: View, server: str) -> Figures | None:
+    try:
+        return next(reversed(await view.session.figures(server).look()), None)
+    except SowError:
+        return None
+
+
+def _lines(told: cells.Joined[list[Topic]], figures: Sequence[Figures | None]) -> list[TopicLine]:
+    rates = {one.topic: one.changes_per_second for of in figures if of is not None for one in of.topics}
+    found = [
+        TopicLine(
+            topic.name,
+            topic.statistics,
+            rates.get(topic.name),
+            str(topic.settings.expiration),
+            cell if told.has_cells else "",
+            filled(topic),
+        )
+        for cell, listed in told.answers.items()
+        for topic in listed
+    ]
+    return sorted(found, key=attrgetter("name"))
 
 
 def filled(topic: Topic) -> float:

@@ -11,6 +11,7 @@ from sow_client import AsyncClient, InvalidArgument, QueryFooter, QueryHeader, Q
 from sow_client._parameters import Parameters, parameters_of
 from sow_client._reads import way_of
 from sow_console import documents
+from sow_console.pages import cells
 from sow_console.pages.page import Facts, View
 
 ROWS: Final = 200
@@ -140,7 +141,7 @@ def error_of(error: Exception) -> dict[str, object]:
 async def facts(view: View) -> Facts:
     """The form of the page. The grid comes over the socket."""
     query = asked(view.arguments)
-    names = [one.name for one in await view.client.topics()]
+    names = await cells.names(view)
     return {
         "query": query,
         "topics": names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sow_client import PermissionDenied, Policy
+from sow_console.pages import cells
 from sow_console.pages.page import Facts, View
 
 
@@ -15,8 +16,12 @@ async def facts(view: View) -> Facts:
     except PermissionDenied:
         pass  # the settings below still name those that apply
     if not topic:
-        names = [one.name for one in await view.client.topics()]
-        return {"topic": "", "names": names, "policies": policies, "command": view.command("policy", "list")}
+        return {
+            "topic": "",
+            "names": await cells.names(view),
+            "policies": policies,
+            "command": view.command("policy", "list"),
+        }
     return {
         "topic": topic,
         "described": await view.client.describe_topic(topic),

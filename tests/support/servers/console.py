@@ -16,7 +16,7 @@ import httpx
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
-from sow_client import AsyncClient, Identity, PermissionDenied, Topic
+from sow_client import AsyncClient, Identity, Instance, PermissionDenied, Placement, Status, Topic
 from sow_console.app import Console, Options, app_of
 from sow_console.guards import place_of
 from tests.support.servers.forked_commands import sow
@@ -47,6 +47,15 @@ class FakeClient:
         if self._console.answers is not None:
             await self._console.answers.wait()
         return Identity(self._caller(), "token", "", None, (), {})
+
+    async def describe_instance(self) -> Instance:
+        return Instance(self.server, "", "", "", "", serving=True, server_version="0.1.0")
+
+    async def placement(self) -> Placement:
+        return Placement("")
+
+    async def status(self) -> Status:
+        raise PermissionDenied("it needs observe", reason="PERMISSION_DENIED")
 
     async def topics(self, *, with_statistics: bool = False) -> list[Topic]:
         self._caller()

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from sow_client import AsyncClient, Instance, PermissionDenied, SowError, Status, Topic, Unavailable
+from sow_client import AsyncClient, Instance, PermissionDenied, Placement, SowError, Status, Topic, Unavailable
 from sow_console import instances
 from sow_console.instances import ALARM_SECONDS, LOST_SECONDS, Known, Watched
 from sow_console.pages import overview
@@ -80,6 +80,9 @@ class Asked:
         if self.error is not None:
             raise self.error
         return Instance("ldn:7450", "ldn", "", "", "", True, "0.1.0", "ldn")
+
+    async def placement(self) -> Placement:
+        return Placement("")
 
     async def status(self) -> Status:
         return status()
