@@ -224,6 +224,16 @@ def set_policy_request(
     return admin_pb2.SetPolicyRequest(policy=policy)
 
 
+def joined_policies(of_cells: Iterable[Iterable[admin_pb2.Policy]]) -> list[admin_pb2.Policy]:
+    """The policies of all cells: each once, with what it matches in all of them (rule C19)."""
+    found: dict[tuple[str, bool], admin_pb2.Policy] = {}
+    for policies in of_cells:
+        for one in policies:
+            if (known := found.setdefault((one.name, one.operator), one)) is not one:
+                known.matches += one.matches
+    return sorted(found.values(), key=lambda one: (not one.operator, -one.priority))
+
+
 def policy(response: admin_pb2.Policy, warnings: Iterable[str] = ()) -> Policy:
     """A policy as the server has it."""
     of_durables = response.applies_to == admin_pb2.POLICY_TARGET_DURABLES

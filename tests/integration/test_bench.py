@@ -226,8 +226,12 @@ def test_an_interrupted_bench_keeps_its_figures_and_leaves_no_topic(
         assert running.stdout is not None
         assert json.loads(running.stdout.readline())["work"] == "publish"
         with server.client() as client:
-            journal = client.status().last_sequence
-            until(lambda: client.status().last_sequence > journal, 30, f"{work} to begin")
+
+            def changes() -> int:
+                return sum(cell.status().last_sequence for cell in client.cells().values())
+
+            journal = changes()
+            until(lambda: changes() > journal, 30, f"{work} to begin")
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
         assert running.returncode == code, errors

@@ -235,30 +235,35 @@ class AsyncAdministration(AsyncCalls):
         policies the one with the highest `priority` applies. `operator`: an operator policy, whose limits no topic and
         no other policy can exceed.
 
-        Rule: T2.
+        Where there are several cells, it is set in one after the other. The error of a cell names it; the same call
+        once more sets it in all.
+
+        Rules: T2, C19.
         """
         request = _retention.set_policy_request(
             name, pattern, topics=topics, durables=durables, priority=priority, operator=operator
         )
-        response = await self._call(self._admin.SetPolicy, request, once=True)
-        return _retention.policy(response.policy, response.warnings)
+        answers = await self._in_each(self._admin.SetPolicy, request)
+        (joined,) = _retention.joined_policies([answer.policy] for answer in answers)
+        warnings = dict.fromkeys(warning for answer in answers for warning in answer.warnings)
+        return _retention.policy(joined, warnings)
 
     async def get_policy(self, name: str, *, operator: bool = False) -> Policy:
         """One policy; `operator`: one operator policy."""
         request = admin_pb2.GetPolicyRequest(name=name, operator=operator)
-        response = await self._call(self._admin.GetPolicy, request)
-        return _retention.policy(response.policy)
+        answers = await self._everywhere(self._admin.GetPolicy, request)
+        (joined,) = _retention.joined_policies([answer.policy] for answer in answers.values())
+        return _retention.policy(joined)
 
     async def policies(self) -> list[Policy]:
         """All policies: operator policies first, then by priority, the highest first."""
-        request = admin_pb2.ListPoliciesRequest()
-        response = await self._call(self._admin.ListPolicies, request)
-        return [_retention.policy(one) for one in response.policies]
+        answers = await self._everywhere(self._admin.ListPolicies, admin_pb2.ListPoliciesRequest())
+        return [*map(_retention.policy, _retention.joined_policies(answer.policies for answer in answers.values()))]
 
     async def delete_policy(self, name: str, *, operator: bool = False) -> None:
         """Deletes a policy, or operator policy. Its settings then come from the next policy or default."""
         request = admin_pb2.DeletePolicyRequest(name=name, operator=operator)
-        await self._call(self._admin.DeletePolicy, request, once=True)
+        await self._in_each(self._admin.DeletePolicy, request, missing="POLICY_NOT_FOUND")
 
     async def replication_status(self) -> ReplicationStatus:
         """The state of the links with other instances."""

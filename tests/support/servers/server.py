@@ -147,7 +147,9 @@ class ServerProcess:
             self._process = self._started(given, self._logs[0])
         else:
             self.data.mkdir(mode=0o700, exist_ok=True)
-            (self.data / "placement.toml").write_text(spread.placement(self.config, self.data, listen, of))
+            file = self.data / "placement.toml"
+            file.touch(0o600)
+            file.write_text(spread.placement(self.config, self.data, listen, of))
             self._process = spread.Together(
                 [
                     self._started([*given, "--cells", str(of), "--cell", f"cell-{number}"], log)

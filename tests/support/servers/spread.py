@@ -172,7 +172,7 @@ class Together:
         if failed and not self._told:
             self._told = True
             self.send_signal(signal.SIGTERM)
-        return None if None in codes else next(iter(failed), 0)
+        return None if None in codes else max(failed, default=0)  # rather its own code than that of our signal
 
     def wait(self, timeout: float) -> int:
         give_up = time.monotonic() + timeout
