@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,28 +81,34 @@ def test_a_stream_goes_on_while_its_topic_moves(spark: SparkSession, tmp_path: P
         topic = cells.topic("a")
         client.create_topic(topic, key=["/id"], retain_time="1h")
         options = {"server": cells.home, "topic": topic, "startingFrom": "earliest"}
-        streamed = spark.readStream.format("sow").options(**options).load()
+        streamed = spark.readStream.format("sow").schema("id LONG").options(**options).load()
         seen: set[int] = set()
         writer = streamed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer = writer.foreachBatch(lambda batch, _: seen.update(row.id for row in batch.select("id").collect()))
         query = writer.trigger(processingTime="200 milliseconds").start()
+        ended, published = threading.Event(), threading.Thread(target=lambda: _publish(cells.home, topic, count, ended))
+        count: list[int] = []
+        published.start()
         try:
-            count = 0
-            for phase in range(3):
-                if phase == 1:
-                    told: list[str] = []
-                    mover = Mover(Session(cells.home, None, connect), (topic,), "b", told.append)
-                    mover.links_before, mover.links_for = 10.0, 30.0
-                    moving = threading.Thread(target=lambda: (mover.move(), mover.__exit__()))
-                    moving.start()
-                while moving.is_alive() if phase == 1 else count < (50, 0, 200)[phase]:
-                    client.publish(topic, {"id": count})
-                    count += 1
-                    time.sleep(0.05)
-                if phase != 1:
-                    until(lambda: seen >= set(range(count)), 60, "the stream to have all")
-            moving.join()
+            until(lambda: len(seen) > 50, 60, "the stream to have the first ones")
+            with Mover(
+                Session(cells.home, None, connect), (topic,), "b", print, links_before=10, links_for=30
+            ) as mover:
+                mover.move()
+            after = len(count)
+            until(lambda: len(count) > after + 50, 60, "records after the move")
+            ended.set()
+            published.join()
+            until(lambda: seen >= set(count), 60, "the stream to have all")
             assert query.exception() is None
-            assert set(map(int, cells.keys("b", topic))) == set(range(count))
+            assert set(map(int, cells.keys("b", topic))) == set(count)
         finally:
+            ended.set()
             query.stop()
+
+
+def _publish(server: str, topic: str, count: list[int], ended: threading.Event) -> None:
+    with Client(server) as client:
+        while not ended.wait(0.02):
+            client.publish(topic, {"id": len(count)})
+            count.append(len(count))
