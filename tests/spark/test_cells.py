@@ -99,8 +99,9 @@ def test_a_stream_goes_on_while_its_topic_moves(spark: SparkSession, tmp_path: P
             until(lambda: len(count) > after + 50, 60, "records after the move")
             ended.set()
             published.join()
-            until(lambda: seen >= set(count), 60, "the stream to have all")
-            assert query.exception() is None
+            until(lambda: seen >= set(count) or query.exception() is not None, 60, "the stream to have all")
+            assert query.exception() is None, str(query.exception())[:3000]
+            assert seen >= set(count)
             assert set(map(int, cells.keys("b", topic))) == set(count)
         finally:
             ended.set()
