@@ -107,6 +107,9 @@ class CellWatch:
                     if cells.waits_for != error.message:
                         log.error("placement_cannot_arrive", cause=error.message)
                     cells.waits_for = error.message
+                except Exception as error:  # a fault of ours must not end the wait for good
+                    log.exception("placement_cannot_arrive")
+                    cells.waits_for = f"internal error: {type(error).__name__}"
                 waited = self._now_micros() - prepared.since_micros
                 await asyncio.sleep(PREPARED_SECONDS if waited < LONG_MICROS else PREPARED_LONG_SECONDS)
 

@@ -404,6 +404,32 @@ class Cells:
             self._calls.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})
 
 
+class Links(Protocol):
+    """The links on which others send here."""
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """The reason why not everything of some topics is here that the sources had when they heard a probe."""
+
+
+def arriving(topics: Topics, links: Links, cell: str) -> Callable[[int, Prepared], str]:
+    """Tells why the topics of a placement have not arrived in this cell, for `Cells.lacks`. Views are not sent: each
+    instance has its own."""
+
+    def lacks(probe: int, prepared: Prepared) -> str:
+        sent = []
+        for name in prepared.held(cell):
+            topic = topics.by_name.get(name)
+            if topic is None:
+                return f"there is no topic {name} here"
+            if topic.view is None:
+                sent.append(name)
+            elif not topic.view_status.complete:
+                return f"the view {name} is being built"
+        return links.lacks(probe, prepared.sources, sent)
+
+    return lacks
+
+
 _NOTHING_HELD: Final[Mapping[str, str]] = MappingProxyType({})
 
 

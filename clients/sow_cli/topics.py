@@ -123,7 +123,7 @@ def create(
     wanted = settings.topic_settings(given)
     with session.client() as client:
         try:
-            created = client.create_topic(name, here=here, **wanted)
+            created = client.create_topic(name, here=True, **wanted) if here else client.create_topic(name, **wanted)
         except AlreadyExists:
             if not if_not_exists:
                 raise

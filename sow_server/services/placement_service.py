@@ -20,7 +20,7 @@ from sow_server.prepared import SOURCES_MAX, TOPICS_MAX
 from sow_server.services.wire import convert
 
 TEXT_CHARACTERS_MAX: Final = 2_000_000
-"""Of a placement file that comes with a call: 10,000 patterns of 200 characters."""
+"""The bound of a placement file that comes with a call: 10,000 patterns of 200 characters."""
 
 
 class PlacementService:

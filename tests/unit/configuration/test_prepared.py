@@ -46,9 +46,8 @@ class Server:
             self.file.write_text(BEFORE)
         self.prepared_file = PreparedFile(folder, self.file)
         self.places = Places("b", self.file, load_placement(self.file))
+        self.prepared_file.hold(self.places)
         prepared = self.prepared_file.load()
-        if prepared is not None:
-            self.places.use(self.places.placement, prepared.held("b"))
         self.cells = Cells(self.places, ThreadPoolExecutor(1), NoCalls(), settled, self.prepared_file, prepared)
         self.lacking = ""
         self.asked: list[int] = []
