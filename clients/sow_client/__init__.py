@@ -47,6 +47,7 @@ from sow_client._placement import (
     PlacedTopics,
     Placement,
     PlacementReloaded,
+    PreparedPlacement,
     SeparatedTopic,
     Stray,
 )
@@ -270,6 +271,7 @@ __all__ = [
     "PlacementReloaded",
     "Policy",
     "Prefer",
+    "PreparedPlacement",
     "PublishFailed",
     "Published",
     "Publisher",

@@ -64,6 +64,19 @@ class CellProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedPlacement:
+    """A placement that a server keeps, and takes into use by itself once it may. Rule: C16."""
+
+    version: int
+    digest: str
+    since: datetime
+    topics: tuple[str, ...]
+    """The topics that move with it."""
+    message: str
+    """The reason why it is not in force yet, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The placement of topics in cells, as far as the caller may know it. Rule: C8."""
 
@@ -87,6 +100,10 @@ class Placement:
     exist there."""
     separated: tuple[SeparatedTopic, ...] = ()
     """Topics of this cell that need a topic of another one."""
+    prepared: PreparedPlacement | None = None
+    """The placement that waits there; None: none does."""
+    text: str = field(default="", repr=False)
+    """That of the placement file. For callers with `operator` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +115,8 @@ class PlacementReloaded:
     changed: bool
     ended_calls: int
     """Calls that were ended, because their topics live in another cell now."""
+    prepared: bool = False
+    """Another placement waits."""
 
 
 def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
@@ -118,7 +137,14 @@ def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
         ),
         _stray(message.copy) if message.HasField("copy") else None,
         tuple(SeparatedTopic(one.topic, one.setting, one.other, one.cell) for one in message.separated),
+        _prepared(message.prepared) if message.HasField("prepared") else None,
+        message.text,
     )
+
+
+def _prepared(message: admin_pb2.PreparedPlacement) -> PreparedPlacement:
+    since = datetime_of(message.since_micros)
+    return PreparedPlacement(message.version, message.digest, since, tuple(message.topics), message.message)
 
 
 def _stray(message: admin_pb2.Stray) -> Stray:
@@ -128,4 +154,4 @@ def _stray(message: admin_pb2.Stray) -> Stray:
 
 def reloaded(message: admin_pb2.ReloadPlacementResponse) -> PlacementReloaded:
     """The outcome that a message tells."""
-    return PlacementReloaded(message.version, message.digest, message.changed, message.ended_calls)
+    return PlacementReloaded(message.version, message.digest, message.changed, message.ended_calls, message.prepared)

@@ -41,12 +41,18 @@ class Administration:
     # -- topics -----------------------------------------------------------------------------------------------------
 
     def create_topic(
-        self, name: str, declared: Declared, *, in_config: bool = False, view: ViewDefinition | None = None
+        self,
+        name: str,
+        declared: Declared,
+        *,
+        in_config: bool = False,
+        stray: bool = False,
+        view: ViewDefinition | None = None,
     ) -> Pending[Topic]:
         """Creates a topic that declares these settings, or a view (rule V1). TOPIC_NAME_INVALID, TOPIC_EXISTS,
-        INVALID_ARGUMENT; for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID. TOPIC_ELSEWHERE, as every
-        change of a topic."""
-        return self._creation.create(name, declared, in_config=in_config, view=view)
+        INVALID_ARGUMENT; for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID. TOPIC_ELSEWHERE
+        unless it is to be a `stray`, as every change of a topic."""
+        return self._creation.create(name, declared, in_config=in_config, stray=stray, view=view)
 
     def alter_topic(
         self,

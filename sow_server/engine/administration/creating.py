@@ -45,14 +45,20 @@ class TopicCreation:
         self._commits = core.commits
 
     def create(
-        self, name: str, declared: Declared, *, in_config: bool, view: ViewDefinition | None = None
+        self,
+        name: str,
+        declared: Declared,
+        *,
+        in_config: bool,
+        stray: bool = False,
+        view: ViewDefinition | None = None,
     ) -> Pending[Topic]:
         """Creates a topic that declares these settings, or a view. TOPIC_NAME_INVALID, TOPIC_EXISTS, INVALID_ARGUMENT;
         for a view TOPIC_NOT_FOUND, EXPRESSION_INVALID, FILTER_INVALID."""
         # The file says itself which of its topics expire, so that it means the same with every release.
         expiring = not in_config and view is None
         step = CreateTopic(self, name, Declaration(declared, in_config, expiring, view))
-        return self._commits.run(step, topic=name)
+        return self._commits.run(step, topic="" if stray else name)
 
     def create_dynamic(self, name: str) -> Pending[Topic]:
         """Creates a topic as the first publish to it does. TOPIC_NAME_INVALID, TOPIC_EXISTS."""

@@ -22,6 +22,7 @@ from sow_server.config import ConfigError, PlacementConfig, load
 from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
+from sow_server.prepared import PreparedFile
 from tests.support.servers.cells import NOBODY, placement
 from tests.support.stores.parts import NoCalls, NoStore
 
@@ -230,7 +231,8 @@ def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
 def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: a reload during a look at a cell that is down, and the server said that its own cell differs."""
     found = places(tmp_path, placement(1))
-    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore())
+    files = PreparedFile(tmp_path, found.file)
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore(), files)
     asked: list[int] = []
 
     async def ask(self: CellWatch, address: str) -> Answer:
@@ -253,7 +255,7 @@ def test_a_cell_in_trouble_is_looked_at_soon_and_then_ever_more_rarely(
     """Story: cells that start together look at each other before all of them listen. For the next 10 s each one said
     that others are unreachable."""
     found = places(tmp_path, placement(1))
-    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore())
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore(), PreparedFile(tmp_path, found.file))
     answers: dict[str, Answer | str] = {}
     pauses: list[float] = []
 
@@ -300,7 +302,7 @@ def test_a_placement_is_kept_before_it_is_in_force(tmp_path: Path) -> None:
     store = Store()
 
     async def reload() -> None:
-        cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), store)
+        cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), store, PreparedFile(tmp_path, found.file))
         for text in (placement(2), placement(2), placement(3, cells={"b": [NOBODY]}, default="b"), placement(1)):
             found.file.write_text(text)
             with contextlib.suppress(StoreError):

@@ -70,6 +70,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "resync",
         "cells",
         "placed-publish",
+        "moves",
         "access",
         "hostile",
         "traces",
