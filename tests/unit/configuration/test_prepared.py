@@ -19,7 +19,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places, load_placement, placement_of
 from sow_server.prepared import FILE, Prepared, PreparedFile
 from tests.support.servers.cells import placement
-from tests.support.stores.parts import NoCalls
+from tests.support.stores.parts import NoCalls, NoStore
 
 CELLS: Final[Mapping[str, list[str]]] = {"a": ["h:1", "h:2"], "b": ["h:3"]}
 BEFORE: Final = placement(1, cells=CELLS)
@@ -49,7 +49,9 @@ class Server:
         prepared = self.prepared_file.load()
         if prepared is not None:
             self.places.use(self.places.placement, prepared.held("b"))
-        self.cells = Cells(self.places, ThreadPoolExecutor(1), NoCalls(), settled, self.prepared_file, prepared)
+        self.cells = Cells(
+            self.places, ThreadPoolExecutor(1), NoCalls(), NoStore(settled), self.prepared_file, prepared
+        )
         self.lacking = ""
         self.asked: list[int] = []
         self.cells.lacks = self._lacks
