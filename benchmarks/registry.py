@@ -77,6 +77,7 @@ BENCHMARKS: Final = (
     Benchmark("catching-up", "a peer that was down catches up", replicating.catching_up, 900),
     Benchmark("resync", "a new peer is seeded", replicating.resync, 900),
     Benchmark("cells", "several cells on one machine", celling.cells, 900),
+    Benchmark("placed-publish", "single durable publish with a placement", single.placed_publish, 600),
     Benchmark("moves", "a topic that moves between cells", moving.moves, 600),
     Benchmark("access", "credentials, grants and rows", guarding.access, 1800),
     Benchmark("hostile", "while one caller does its worst", hostile.hostile, 3600),

@@ -6,6 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
+from itertools import count
 from typing import Final
 
 import grpc
@@ -14,7 +16,7 @@ from benchmarks.bare_rocks import BareRocks
 from benchmarks.bare_server import BareServer
 from benchmarks.documents import TTL_SECONDS, document
 from benchmarks.etcd_peer import EtcdServer
-from benchmarks.processes import TOPIC, NotInstalled, SowServer
+from benchmarks.processes import TOPIC, NotInstalled, SowServer, free_port
 from benchmarks.rows import MILLISECONDS, TIMES, Figure, Limit, Row, Target, percentile, ratio, ratio_range, take_turns
 from benchmarks.setting import Setting
 from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
@@ -22,6 +24,8 @@ from sow_client import Client
 
 TARGET: Final = Target(3.0, f"{TIMES} etcd", at_least=False, ambition=1.7)
 CALL_SECONDS: Final = 10
+PLACED_TARGET: Final = Target(1.02, f"{TIMES} a server without", at_least=False)
+PATTERNS: Final = 100
 
 
 def durable_publish(setting: Setting) -> Iterator[Row]:
@@ -76,6 +80,61 @@ def durable_publish(setting: Setting) -> Iterator[Row]:
         p50 = take_turns(rounds, contestants)
 
     yield from _judged(p50, f"p50 of {rounds} × {calls:,} calls, one after the other", skipped=skipped)
+
+
+def placed_publish(setting: Setting) -> Iterator[Row]:
+    """The p50 of a call to a server with a placement, to that of one without. They take turns every few calls, so that
+    a slow second is one of both."""
+    rounds, calls = setting.size(300, quick=30), 20
+    topics = "".join(f'[[topics]]\npattern = "others-{number}\\\\..*"\ncell = "b"\n' for number in range(PATTERNS))
+    with ExitStack() as stack:
+        placed = setting.directory / "placed"
+        placed.mkdir(parents=True)
+        port = free_port()
+        cells = f'[cells]\na = ["127.0.0.1:{port}"]\nb = ["127.0.0.1:{free_port()}"]\n'
+        (placed / "placement.toml").write_text(f'version = 1\ndefault = "a"\n{cells}{topics}')
+        more = '[placement]\ncell = "a"\nfile = "placement.toml"\n'
+        servers = {
+            "placed": stack.enter_context(SowServer(placed, more=more, port=port)),
+            "plain": stack.enter_context(SowServer(setting.directory / "plain")),
+        }
+        stubs = {
+            name: sow_pb2_grpc.SowServiceStub(stack.enter_context(grpc.insecure_channel(server.address)))
+            for name, server in servers.items()
+        }
+        milliseconds: dict[str, list[float]] = {name: [] for name in stubs}
+        numbers = count(1)
+
+        def some(name: str) -> float:
+            begun = len(milliseconds[name])
+            for _ in range(calls):
+                request = _request(next(numbers))
+                begin = time.perf_counter()
+                stubs[name].Publish(request, timeout=CALL_SECONDS)
+                milliseconds[name].append((time.perf_counter() - begin) * 1000)
+            return percentile(milliseconds[name][begun:], 0.5)
+
+        contestants = {name: partial(some, name) for name in stubs}
+        setting.say(f"{rounds} rounds of {calls} calls")
+        take_turns(5, contestants)
+        for measured in milliseconds.values():
+            measured.clear()
+        p50 = take_turns(rounds, contestants)
+    ours, plain = (percentile(milliseconds[name], 0.5) for name in ("placed", "plain"))
+    yield Row(
+        f"plain grpcio: p50 of {rounds * calls:,} calls, one after the other; {PATTERNS} patterns in the placement",
+        Figure(ours, MILLISECONDS),
+        Figure(plain, MILLISECONDS),
+        Figure(ours / plain, TIMES),
+        PLACED_TARGET,
+        note=f"the quarters of rounds: {_quarters(p50['placed'], p50['plain'])} ×",
+    )
+
+
+def _quarters(ours: Sequence[float], others: Sequence[float]) -> str:
+    """The first and the third quarter of the ratios of rounds."""
+    first, _, third = statistics.quantiles([one / other for one, other in zip(ours, others, strict=True)], n=4)
+    return f"{first:.2f}–{third:.2f}"
 
 
 def _judged(p50: Mapping[str, Sequence[float]], case: str, *, skipped: str) -> Iterator[Row]:

@@ -138,8 +138,8 @@ class AdminService:
         deleted = await self._administration.delete_topic(
             request.name,
             force=request.force,
-            in_config=request.here,  # the configuration declares it for the cell that it is placed in
             stray=request.here,
+            in_config=request.here,  # the configuration declares it for the cell that it is placed in
             sees=_views_seen(call, request.name),
         )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force, here=request.here)

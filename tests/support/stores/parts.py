@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -82,13 +83,15 @@ class NoCalls:
 class NoStore:
     """A cell without data."""
 
-    def __init__(self) -> None:
+    def __init__(self, settled: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)) -> None:
         self.kept: list[Placement] = []
+        self._settled = settled
 
     async def keep(self, placement: Placement) -> None:
         self.kept.append(placement)
 
-    async def settled(self) -> None: ...
+    async def settled(self) -> None:
+        await self._settled()
 
     async def declare(self) -> None: ...
 

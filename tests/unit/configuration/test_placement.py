@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 from collections.abc import Callable
@@ -286,3 +287,26 @@ def test_a_cell_in_trouble_is_looked_at_soon_and_then_ever_more_rarely(
         await watch.close()
 
     asyncio.run(all_looks())
+
+
+def test_a_placement_is_kept_before_it_is_in_force(tmp_path: Path) -> None:
+    """Else a server that is killed in between comes back, and starts with the file from before (rule C25)."""
+    found = places(tmp_path, placement(1))
+    in_force: list[int] = []
+
+    class Store(NoStore):
+        async def keep(self, placement: Placement) -> None:
+            await super().keep(placement)
+            in_force.append(found.placement.version)
+
+    store = Store()
+
+    async def reload() -> None:
+        cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), store, PreparedFile(tmp_path, found.file))
+        for text in (placement(2), placement(2), placement(3, cells={"b": [NOBODY]}, default="b"), placement(1)):
+            found.file.write_text(text)
+            with contextlib.suppress(StoreError):
+                await cells.reload()
+
+    asyncio.run(reload())
+    assert ([one.version for one in store.kept], in_force) == ([2], [1])

@@ -19,7 +19,7 @@ from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places, load_placement, placement_of
 from sow_server.prepared import FILE, Prepared, PreparedFile
 from tests.support.servers.cells import placement
-from tests.support.stores.parts import NoCalls
+from tests.support.stores.parts import NoCalls, NoStore
 
 CELLS: Final[Mapping[str, list[str]]] = {"a": ["h:1", "h:2"], "b": ["h:3"]}
 BEFORE: Final = placement(1, cells=CELLS)
@@ -48,7 +48,9 @@ class Server:
         self.places = Places("b", self.file, load_placement(self.file))
         self.prepared_file.hold(self.places)
         prepared = self.prepared_file.load()
-        self.cells = Cells(self.places, ThreadPoolExecutor(1), NoCalls(), settled, self.prepared_file, prepared)
+        self.cells = Cells(
+            self.places, ThreadPoolExecutor(1), NoCalls(), NoStore(settled), self.prepared_file, prepared
+        )
         self.lacking = ""
         self.asked: list[int] = []
         self.cells.lacks = self._lacks

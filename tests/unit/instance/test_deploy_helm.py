@@ -22,6 +22,7 @@ import yaml
 
 from sow.version import __version__
 from sow_server.config import variables
+from sow_server.placement import load_placement
 
 ROOT: Final = Path(__file__).parents[3]
 CHART: Final = ROOT / "deploy" / "helm" / "sow"
@@ -53,6 +54,10 @@ WRONG: Final = [
     ({"image": {"digest": "0.1.0"}}, "digest"),
     ({"image": {"tag": "a b"}}, "tag"),
     ({"storage": {"size": "big"}}, "size"),
+    ({"cells": -1}, "cells"),
+    ({"placement": {"version": 0}}, "version"),
+    ({"placement": {"topics": [{"patern": "a", "cell": "cell-1"}]}}, "patern"),
+    ({"placement": {"topics": [{"pattern": "a", "cell": "sow-0"}]}}, "sow-0"),
 ]
 
 
@@ -139,12 +144,79 @@ def test_each_pod_has_all_others_as_peers_and_the_own_configuration() -> None:
 
 
 @needs_helm
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_each_cell_is_a_set_of_pods_and_all_have_one_placement(tmp_path: Path, replicas: int) -> None:
+    topics = [{"pattern": 'trades|a"<b\\..*', "cell": "cell-2"}, {"pattern": "eu", "cell": "cell-3"}]
+    values = {"cells": 3, "replicas": replicas, "placement": {"version": 7, "topics": topics}}
+    rendered = _rendered(values, "prod")
+    for manifest in rendered:
+        schema = {**KUBERNETES["kinds"][manifest["kind"]], "$defs": KUBERNETES["$defs"]}
+        jsonschema.Draft202012Validator(schema).validate(manifest)
+    by_name = _by_name(rendered)
+    file = tmp_path / "placement.toml"
+    file.write_text(by_name["ConfigMap", "prod-sow-placement"]["data"]["placement.toml"])
+    placement = load_placement(file)
+    assert (placement.version, placement.default) == (7, "cell-1")
+    assert [(one.pattern, one.cell) for one in placement.topics] == [(one["pattern"], one["cell"]) for one in topics]
+
+    files = by_name["ConfigMap", "prod-sow"]["data"]
+    sets = {name: found["spec"] for (kind, name), found in by_name.items() if kind == "StatefulSet"}
+    assert sorted(sets) == [f"prod-sow-cell-{number}" for number in (1, 2, 3)]
+    selectors = [found["selector"]["matchLabels"] for found in sets.values()]
+    assert len({tuple(sorted(one.items())) for one in selectors}) == 3, "no set takes the pods of another one"
+    for name, found in sets.items():
+        cell = name.removeprefix("prod-sow-")
+        assert found["template"]["metadata"]["labels"] == found["selector"]["matchLabels"]
+        pods = [f"{name}-{number}" for number in range(replicas)]
+        assert placement.cells[cell] == tuple(f"{pod}.{found['serviceName']}:7450" for pod in pods)
+        mounts = {one["name"]: one["mountPath"] for one in found["template"]["spec"]["containers"][0]["volumeMounts"]}
+        assert {"name": "placement", "configMap": {"name": "prod-sow-placement"}} in found["template"]["spec"][
+            "volumes"
+        ]
+        for pod in pods:
+            config = tomllib.loads(files.pop(f"{pod}.toml"))
+            assert config["placement"]["cell"] == cell
+            assert config["placement"]["file"] == f"{mounts['placement']}/placement.toml"
+            assert (config["server"]["instance"], config["server"]["cluster"]) == (pod, name)
+            peers = config.get("replication", {}).get("peers", [])
+            assert [peer["name"] for peer in peers] == [other for other in pods if other != pod]
+    assert not files
+    (policy,) = [found["spec"] for (kind, _), found in by_name.items() if kind == "NetworkPolicy"]
+    assert {"port": 7450} in policy["egress"][0]["ports"], "cells ask each other for their placement"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        ({"default": "cell-3"}, "placement.default: cell-3 is none of the 2 cells"),
+        ({"topics": [{"pattern": "a", "cell": "cell-9"}]}, "placement.topics[0].cell: cell-9 is none of the 2 cells"),
+    ],
+)
+def test_a_placement_in_a_cell_that_there_is_not_is_refused(placement: dict[str, object], said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        _rendered({"cells": 2, "placement": placement})
+    assert said in str(refused.value)
+
+
+@needs_helm
 def test_another_configuration_starts_the_pods_anew() -> None:
     def checksum(values: Mapping[str, object]) -> object:
         return _by_name(_rendered(values))["StatefulSet", "sow"]["spec"]["template"]["metadata"]["annotations"]
 
     assert checksum({}) == checksum({"storage": {"size": "30Gi"}})
     assert checksum({}) != checksum({"config": "[log]\n"})
+
+
+@needs_helm
+def test_another_placement_starts_no_pod_anew() -> None:
+    """The pods see the file, and `sow cells reload` has them read it."""
+
+    def sets(version: int) -> list[dict[str, Any]]:
+        found = _rendered({"cells": 2, "placement": {"version": version}})
+        return [one for one in found if one["kind"] == "StatefulSet"]
+
+    assert sets(1) == sets(2) != []
 
 
 @needs_helm
