@@ -8,21 +8,22 @@
 
 from __future__ import annotations
 
-import shlex
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import click
 
 from sow.durations import parse_micros
 from sow.version import __version__
 from sow_cli import display, joined
+from sow_cli.doctor_cells import judged_cells
 from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO
+from sow_cli.findings import Finding, Level
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session, host_and_port
 from sow_client import (
@@ -30,17 +31,13 @@ from sow_client import (
     Durable,
     Identity,
     Instance,
-    Placement,
     ReplicationStatus,
-    SeparatedTopic,
     SowError,
     Status,
-    Stray,
     Tls,
     Topic,
 )
 
-Level: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 T = TypeVar("T")
 _NAMES: Final = ("check", "cell", "level", "found", "advice")
 _LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "fault", "skipped")
@@ -61,19 +58,6 @@ PIN_IDLE_TOLD: Final = timedelta(minutes=5)
 LINK_LAG_WARNED: Final = timedelta(minutes=1)
 _CALLS: Final = 5
 _TLS_SECONDS: Final = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    level: Level
-    found: str
-    advice: str = ""
-    """The advice. Empty: there is nothing to do."""
-    cell: str = ""
-    """The cell that it is about; empty: there is one, or it is about the way to the server."""
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -177,16 +161,16 @@ def _of_other(client: Client | SowError, session: Session) -> Iterator[Finding]:
     yield from findings
     yield from tls_of(there)
     if any(one.level != "fault" for one in findings):
-        yield from _of_server(client, there, command=there.command)
+        yield from _of_server(client, there)
 
 
-def _of_server(client: Client, session: Session, *, command: str = "sow") -> Iterator[Finding]:
-    """The checks of a server of a cell. `command`: the beginning of a command to it, for advice."""
+def _of_server(client: Client, session: Session) -> Iterator[Finding]:
+    """The checks of a server of a cell."""
     yield from _asked("server", lambda: _clocked(client), lambda found: judged_status(*found))
     yield from _asked("topics", lambda: client.topics(with_statistics=True), judged_topics)
     yield from _asked("durables", lambda: client.durables(with_figures=True), judged_durables)
     yield from _asked("replication", client.replication_status, judged_links)
-    yield from _asked("cells", client.placement, lambda found: judged_cells(found, session, command))
+    yield from _asked("cells", client.placement, lambda found: judged_cells(found, session))
 
 
 def _asked(check: str, ask: Callable[[], T], judge: Callable[[T], Iterable[Finding]]) -> Iterator[Finding]:
@@ -556,81 +540,3 @@ def judged_links(status: ReplicationStatus) -> Iterator[Finding]:
 
 def _told(reason: str, error: str) -> str:
     return "".join([f": {part}" for part in (reason, error) if part])
-
-
-# ---- cells ----
-
-
-def judged_cells(found: Placement, session: Session, command: str = "sow") -> Iterator[Finding]:
-    """Checks the placement of topics in cells, where there is one."""
-    if not found.cell:
-        return
-    if not found.default:
-        yield Finding("cells", "skipped", "the problems of cells need the permission observe")
-        return
-    for problem in found.problems:
-        since = f"since {problem.since:%Y-%m-%d %H:%M:%S} UTC"
-        if problem.kind == "DIFFERS":
-            advice = "give all servers the same placement file, and run sow cells reload --all"
-            yield Finding("cells", "fault", f"the cell {problem.cell} differs {since}: {problem.message}", advice)
-        elif problem.kind == "STRAYS":
-            there = replace(session, server=",".join(found.cells[problem.cell])).command
-            said = f"the cell {problem.cell} has topics of this one {since}: {problem.message}"
-            yield Finding("cells", "warning", said, f"ask it which copy is newer: {there} doctor")
-        else:
-            said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
-            yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
-    if (waiting := found.prepared) is not None:
-        said = f"version {waiting.version} of the placement waits since {waiting.since:%Y-%m-%d %H:%M:%S} UTC, for "
-        said += f"{', '.join(waiting.topics)}{f': {waiting.message}' if waiting.message else ''}"
-        advice = "run the same sow cells move again, or undo it with --abort"
-        yield Finding("cells", "warning", said, advice)
-    for stray in found.strays:
-        servers = ",".join(found.cells[stray.cell])
-        yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell, command)
-    for one in found.separated:
-        yield _separated(one, found.cell)
-    if not found.problems and not found.strays and not found.separated and found.prepared is None:
-        yield Finding("cells", "ok", f"{display.counted(len(found.cells), 'cell')} have the same placement")
-
-
-def _copy_at(session: Session, topic: str) -> Stray | str | None:
-    """The topic as the cell has it that it is placed in; a text: the fault for which that is not known."""
-    try:
-        with session.client() as client:
-            return client.placement(topic).copy
-    except SowError as error:
-        return f"{error.reason}: {error.message}"
-
-
-def _separated(one: SeparatedTopic, cell: str) -> Finding:
-    """A topic that needs one of another cell."""
-    place = f"place {one.topic} and {one.other} in one cell"
-    if one.setting == "dead_letter":
-        said = f"the dead letters of {one.topic} go to {one.other}, which lives in the cell {one.cell}: they stay in "
-        said += f"{cell}, where nobody can read them"
-        return Finding("cells", "fault", said, f"{place}, or set another dead_letter")
-    said = f"the view {one.topic} has the source {one.other}, which lives in the cell {one.cell}"
-    return Finding("cells", "fault", f"{said}: nothing new comes into the view", place)
-
-
-def stray_finding(stray: Stray, other: Stray | str | None, cell: str, command: str) -> Finding:
-    """Checks which copy of a topic is newer: the one that is left in a cell, or that of the cell it is placed in.
-    `command`: the beginning of a command to the server that has the former."""
-    begin = f"the topic {stray.topic} lives in the cell {stray.cell}, and {display.counted(stray.records, 'record')} "
-    begin += f"of it are left in {cell}"
-    delete = f"{command} topic delete {shlex.quote(stray.topic)} --here"
-    if isinstance(other, str):
-        return Finding("cells", "warning", f"{begin}; {stray.cell} does not say what it has ({other})", "ask it later")
-    if other is None:
-        advice = "if the copy here is wanted, correct the placement, or copy the topic there"
-        return Finding("cells", "fault", f"{begin}; {stray.cell} has no such topic", advice)
-    if stray.last_change is None or other.last_change is None:
-        advice = f"compare the two; if the one here is not wanted: {delete}"
-        said = f"{begin}; which copy is newer is not known, as the journal of one has no change of it"
-        return Finding("cells", "warning", said, advice)
-    times = f"last changes: {stray.last_change:%Y-%m-%d %H:%M:%S} here, {other.last_change:%Y-%m-%d %H:%M:%S} there"
-    if stray.last_change > other.last_change:
-        advice = "changes may be missing there: compare the two before you delete one"
-        return Finding("cells", "fault", f"{begin}; the copy here is newer ({times})", advice)
-    return Finding("cells", "warning", f"{begin}; the copy there is newer ({times})", delete)
