@@ -16,7 +16,11 @@ A pattern may match topics of all cells. The subscription to it has a part for e
          first change.
     [4]  "snapshot_end" is told once no cell owes its snapshot. A "resync" of one cell names each topic that was shown
          from there. A topic that another cell shows from now on is told as a "resync", too.
-    [5]  Without a placement there is one part, and all is as if that were the subscription itself.
+    [5]  A topic that moves is shown by two parts in turn. The cell that it leaves ends the call once it has sent all
+         changes of it. If that part hands out changes of the topic after the newer part, the newer one goes back to its
+         first change of it once the older one has ended: so the last state of a record comes last. Under snapshots the
+         changes of the older part are left out.
+    [6]  Without a placement there is one part, and all is as if that were the subscription itself.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from sow_client import _statuses
 from sow_client._change_frames import marks_of, prefix_of
 from sow_client._records import Change, invalid
 from sow_client._subscription_core import SubscriptionCore
-from sow_client.errors import SowError
+from sow_client.errors import ResyncRequired, SowError
 
 EMPTY_SECONDS: Final = 1.0
 NOTHING: Final = "PATTERN_MATCHES_NOTHING"
@@ -41,7 +45,7 @@ _NO_CHANGES: Final[Iterator[Change]] = iter(())
 
 
 class PartCore(SubscriptionCore):
-    """The part of one cell. `cell` is empty until the placement is known, and where there is none ([5])."""
+    """The part of one cell. `cell` is empty until the placement is known, and where there is none ([6])."""
 
     def __init__(
         self,
@@ -57,12 +61,25 @@ class PartCore(SubscriptionCore):
         self.cell = ""
         self.empty: SowError | None = None
         """No topic there matches ([3]); None: one does, as far as is known."""
+        self.has_emptied = False
+        """That has just begun, and its topics are to be forgotten."""
         self.interruption: SowError | None = None
         """Why it waits for its cell; None: it does not."""
         self.is_over = False
         """The cell has left the placement."""
         self.placement_is_old = False
         """It has ended as it does with another placement: home is asked before the next call."""
+        self.version = 0
+        """The placement of its cell, as its present call began; 0: it was not asked."""
+        self.is_overtaken = False
+        """An older part has handed out changes of a topic after this one ([5])."""
+        self.back_to: str | None = None
+        """The position before its first change of a topic that it has taken over ([5])."""
+        self.calls = 0
+        self._began_at: str | None = None  # its position at the begin with this placement; empty: the earliest change
+        self._seen = 0, 0  # the version that the cell had while a call went on, and the number of that call
+        self._goes_back = False
+        self._left_in_order = False  # the cell has sent everything before it has ended the call
         self._hears = on_interruption
 
     def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
@@ -77,6 +94,52 @@ class PartCore(SubscriptionCore):
             elif one is not None:
                 one.earliest = True
         self._position, self._prefix, self._marks = start, prefix_of(start), marks_of(start)
+
+    def placed(self, version: int, call: sow_pb2.SubscribeRequest) -> bool:
+        """The placement of its cell, before a call is made. True: it is another one than before. Raises
+        ResyncRequired."""
+        self.calls += 1
+        before, self.version = self.version, version
+        in_order = self._left_in_order or self._goes_back
+        self._go_back(call)
+        if version == before:
+            return False
+        self.is_overtaken, self.back_to = False, None
+        self._began_at = self._position or ("" if call.earliest else None)
+        if not before:
+            return False
+        if not (in_order or self._request.sow):
+            raise ResyncRequired(
+                "it has another placement since it was lost: changes of topics that have left it may be missing",
+                reason="RESYNC_REQUIRED",
+            )
+        if self._request.sow:
+            self._snapshot = call.sow = True
+            call.ClearField("bookmark")
+            call.ClearField("view")
+        return True
+
+    def saw(self, version: int) -> None:
+        """The cell has this placement while a call goes on. If it goes on for a while, no topic of it has left."""
+        if self._seen == (version, self.calls) and self._standing and not (self.behind or length_hint(self.pending)):
+            self.version = version
+        self._seen = version, self.calls
+
+    def go_back(self) -> None:
+        """The next call begins before its first change of a topic that it has taken over ([5])."""
+        self.is_overtaken, self._goes_back = False, True
+
+    def _go_back(self, call: sow_pb2.SubscribeRequest) -> None:
+        if not self._goes_back:
+            return
+        self._goes_back = False
+        self._sequence = self._repeated = 0
+        self._position = (self._began_at if self.back_to is None else self.back_to) or ""
+        self.back_to = None
+        if self._position:
+            call.bookmark = self._position
+        else:
+            call.earliest = True
 
     @property
     def is_settled(self) -> bool:
@@ -107,6 +170,8 @@ class PartCore(SubscriptionCore):
         """As `SubscriptionCore.feed`."""
         super().feed(response)
         self.empty = None
+        if self._began_at is None:
+            self._began_at = self._after or self._position
 
     def request(self, *, now: float) -> sow_pb2.SubscribeRequest:
         """As `SubscriptionCore.request`."""
@@ -121,8 +186,14 @@ class PartCore(SubscriptionCore):
         """As `SubscriptionCore.ended`."""
         if not self.cell:
             return super().ended(error, now=now, jitter=jitter)
+        if self._standing:
+            self._left_in_order = error.reason == "ACCESS_CHANGED" and error.details.get("complete") == "true"
+        if self._goes_back:
+            return 0.0
         if error.reason == NOTHING:
+            self._left_in_order = True  # it has no topic that could have left
             self._backoff.reset()
+            self.has_emptied = self.has_emptied or self.empty is None
             self.empty, self.behind = error, False
             self._snapshot = self._request.sow
             if self._interrupted:
@@ -159,7 +230,8 @@ class JoinedCore(SubscriptionCore):
         self.parts: dict[str, PartCore] | None = None
         """The part of each cell; None: the cells are not known yet. Without a placement home's alone, under ""."""
         self._turns: list[PartCore] = []  # those that have waited longest for their turn come first
-        self._shown_by: dict[str, PartCore] = {}  # the topics of snapshots, each with the part that showed it last
+        self._shown_by: dict[str, tuple[PartCore, int]] = {}  # the newest part that has shown a topic, and its version
+        self._left: dict[tuple[str, PartCore], int] = {}  # topics that another part shows, and the version of this one
         self._complete: set[PartCore] = set()  # the parts whose snapshot was handed out
         self._vanished: list[str] = []  # topics that are to be forgotten, as their cell has none any more
 
@@ -207,7 +279,7 @@ class JoinedCore(SubscriptionCore):
 
     @property
     def is_single(self) -> bool:
-        """There is no placement ([5])."""
+        """There is no placement ([6])."""
         return self.parts is not None and "" in self.parts
 
     @property
@@ -262,24 +334,25 @@ class JoinedCore(SubscriptionCore):
         if not self._request.sow:
             return []
         topics, self._vanished = self._vanished, []
-        emptied = [part for part in self._turns if part.empty is not None and part not in self._complete]
-        for part in emptied:
-            topics += self._topics_of(part)
-            self._complete.add(part)
+        ended = False
+        for part in self._turns:
+            if part.has_emptied:
+                part.has_emptied = False
+                topics += self._topics_of(part)
+                ended = ended or part not in self._complete
+                self._complete.add(part)
         marks = [Change("resync", topic=topic) for topic in topics]
-        return [*marks, *(self._end() if emptied or marks else ())]
+        return [*marks, *(self._end() if ended or marks else ())]
 
     def _take_up(self, part: PartCore) -> None:
-        changes: Sequence[Change] = list(part.pending)
+        position, changes = part.bookmark, list(part.pending)
         for change in changes:
             structs.force_setattr(change, "cell", part.cell)  # cheaper than another struct
-        if self._request.sow:
-            changes = self._of_snapshots(part, changes)
-        part.hand_out(changes)
+        part.hand_out(self._joined(part, changes, position or ""))
         self.pending = part.pending
 
-    def _of_snapshots(self, part: PartCore, changes: Sequence[Change]) -> Sequence[Change]:
-        """The changes of a frame, which are all of one topic, or a mark ([4])."""
+    def _joined(self, part: PartCore, changes: Sequence[Change], position: str) -> Sequence[Change]:
+        """The changes of a frame, which are all of one topic, or a mark ([4], [5]). `position`: that before them."""
         first = changes[0]
         if first.op == "resync":
             self._complete.discard(part)
@@ -287,14 +360,29 @@ class JoinedCore(SubscriptionCore):
         if first.op == "snapshot_end":
             self._complete.add(part)
             return self._end()
-        before = self._shown_by.get(first.topic)
+        topic = first.topic
+        before, version = self._shown_by.get(topic, (part, 0))
         if before is part:
+            self._shown_by[topic] = part, part.version
             return changes
-        self._shown_by[first.topic] = part
-        return changes if before is None else [Change("resync", topic=first.topic), *changes]
+        if version > part.version or self._left.get((topic, part)) == part.version:
+            before.is_overtaken = True
+            return () if self._request.sow else changes
+        self._shown_by[topic] = part, part.version
+        self._left[topic, before] = version
+        if part.back_to is None:
+            part.back_to = position
+        return [Change("resync", topic=topic), *changes] if self._request.sow else changes
+
+    def newer(self, part: PartCore) -> list[PartCore]:
+        """A part begins with another placement, or has ended. Returns those that now go back ([5])."""
+        back = [one for one in self._turns if one is not part and one.is_overtaken and not self._request.sow]
+        for one in back:
+            one.go_back()
+        return back
 
     def _topics_of(self, part: PartCore) -> list[str]:
-        topics = [topic for topic, shown_by in self._shown_by.items() if shown_by is part]
+        topics = [topic for topic, (shown_by, _) in self._shown_by.items() if shown_by is part]
         for topic in topics:
             del self._shown_by[topic]
         return topics

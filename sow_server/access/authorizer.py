@@ -354,7 +354,11 @@ class Authorizer:
         for session in list(self._sessions.values()):
             for call in list(session.calls):
                 if call.lasts and call.ended is None and (error := call.cells.displaced()) is not None:
-                    call.end(error)
+                    if call.leaves is not None and call.cells.hands_over:
+                        call.cells.stay()
+                        call.leaves(error)
+                    else:
+                        call.end(error)
                     ended += 1
         return ended
 

@@ -103,6 +103,7 @@ class Call:
         "ended",
         "expire_micros",
         "fingerprint",
+        "leaves",
         "method",
         "need",
         "notes",
@@ -142,6 +143,8 @@ class Call:
         """Facts for the audit log, such as counts."""
         self.deletes = False
         """True once it has been found to delete records, although its method need not."""
+        self.leaves: Callable[[StoreError], None] | None = None
+        """Ends a subscription to a pattern, once it has handed over what was changed before a new placement."""
         self.ended: StoreError | None = None
         """The reason for which the server has ended the call."""
         self.session = ""

@@ -12,7 +12,7 @@ from sow_server.placement import Places
 class TopicCells:
     """Owns the topics that a call that lasts has been given: a new placement may take them away."""
 
-    __slots__ = ("_matched", "_named", "_places", "remember")
+    __slots__ = ("_matched", "_named", "_places", "_stay", "hands_over", "remember")
 
     def __init__(self, places: Places | None) -> None:
         """`places` None: every topic is here."""
@@ -20,6 +20,10 @@ class TopicCells:
         self._named: set[str] = set()
         self._matched: dict[str, bool] = {}
         """The topics that a pattern has met: True if they were here."""
+        self._stay = False
+        self.hands_over = False
+        """Topics of the pattern have left this cell, and none has come: what they got before can be handed over. A
+        topic that has come would be passed over meanwhile."""
         self.remember = False
         """True for a call that lasts, and ends with its topics."""
 
@@ -45,10 +49,16 @@ class TopicCells:
 
     def match(self, topic: str) -> bool:
         """As `have`, for the pattern of the call."""
+        if self._stay:
+            return self._matched.get(topic, False)
         found = self.have(topic)
         if self.remember:
-            self._matched[topic] = found
+            self._matched.setdefault(topic, found)  # a reader thread may meet it just before `displaced` looks
         return found
+
+    def stay(self) -> None:
+        """To the pattern of the call, topics stay where they were: it hands over what was changed before."""
+        self._stay = True
 
     def displaced(self) -> StoreError | None:
         """The error of the call, now that there is a new placement (rule C4); None: it goes on."""
@@ -59,11 +69,14 @@ class TopicCells:
             if (refusal := places.refusal(topic)) is not None:
                 return refusal
         # A copy: a reader thread may just meet topics for the pattern.
-        if any(was is not self.have(topic) for topic, was in list(self._matched.items())):
+        changed = {was for topic, was in list(self._matched.items()) if was is not self.have(topic)}
+        self.hands_over = changed == {True}
+        if changed:
             return StoreError(
                 Reason.ACCESS_CHANGED,
                 "topics of the pattern have come to this cell or left it; call again",
                 retry_after_micros=MICROS // 10,
+                details={"complete": "false" if len(changed) == 2 else "true"},
             )
         return None
 

@@ -25,7 +25,7 @@ from sow_server.subscriptions.request import PROGRESS_MICROS, Request
 from sow_server.subscriptions.results.fed import Asked
 from sow_server.subscriptions.results.follower import LiveResult
 from sow_server.subscriptions.stream import stream
-from sow_server.subscriptions.subscription import Subscription
+from sow_server.subscriptions.subscription import Subscription, leave
 
 
 class SubscribeService:
@@ -59,6 +59,8 @@ class SubscribeService:
                 source = (
                     self._hub.subscribe(asked) if attachment is None else await self._attach(call, asked, attachment)
                 )
+            if isinstance(source, Subscription) and request.topic_pattern:
+                call.leaves = partial(leave, source)
             async with aclosing(stream(source, self._readers)) as frames:
                 with self._followers.following(call, request, source):
                     async for frame in frames:

@@ -152,6 +152,8 @@ class Subscription:
         self._emission: Emission | None = None
         """It was taken, and its frames are not made yet."""
         self._error: StoreError | None = None
+        self._leaving: tuple[int, StoreError] | None = None
+        """It ends with this error once it has sent everything up to there."""
         self._stopping = False
         self._is_closed = False
 
@@ -297,6 +299,9 @@ class Subscription:
                 return self._progress() if due else _judging(judge)
             if self._error is not None:
                 raise self._error
+            if self._leaving is not None and not self._together and self._position >= self._leaving[0]:
+                self._error = self._leaving[1]
+                return self._progress()  # the position comes before the end: the subscriber goes on behind all of it
             caught_up = self._reports.told_behind and not self._owes
             if not self._together and (caught_up or self._reports.is_due(self._position)):
                 return self._progress()  # also while it reads on and nothing matches (rule S5)
@@ -457,6 +462,16 @@ class Subscription:
         if self._conflation:
             until = min(until, now + self._conflation.due_at() - self._clock.now_micros())
         return Wait(max(until, now))
+
+
+def leave(one: Subscription, error: StoreError) -> None:
+    """Ends it with this error once all changes are sent that topics have got here before they went to another cell."""
+
+    def committed(_: object) -> None:
+        one._leaving = one._commits.last_sequence, error
+        one.wake()
+
+    one._commits.moved().then(committed)
 
 
 def reached(by: Subscription) -> int:

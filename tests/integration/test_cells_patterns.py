@@ -11,8 +11,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sow_cli import command
-from sow_client import EARLIEST, Change, Client, InvalidArgument, NotFound, SowError, Subscription, Unavailable
-from tests.support.servers.cells import TwoCells
+from sow_client import (
+    EARLIEST,
+    Change,
+    Client,
+    InvalidArgument,
+    NotFound,
+    ResyncRequired,
+    SowError,
+    Subscription,
+    Unavailable,
+)
+from sow_client.aio import _joining as aio_joining
+from sow_client.blocking import _joining as blocking_joining
+from tests.support.servers.cells import TwoCells, placement
 from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
@@ -174,3 +186,95 @@ def test_the_command_follows_a_pattern_and_goes_on(cells: TwoCells, topics: tupl
     refused = CliRunner().invoke(command.sow, [*follow, '{"a": 5}'])
     assert refused.exit_code == 2
     assert "no JSON object of cells and bookmarks" in refused.stderr
+
+
+# -- other placements --------------------------------------------------------------------------------------------------
+
+
+def test_no_change_is_lost_when_a_topic_moves(connect: Connect, cells: TwoCells) -> None:
+    """C21: the reader is late, so the cell that the topic leaves still owes changes of it when it has gone."""
+    topic, other = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        client.create_topic(topic)
+        client.create_topic(other)
+        changes = client.subscribe(topic_pattern=pattern(topic, other), batch_size=1)
+        for number in range(50):
+            client.publish(topic, {"n": number}, key="1")
+        cells.place((topic, "b"))
+        client.publish(topic, {"n": 50}, key="1")
+        client.publish(topic, {"n": 51}, key="end")
+        seen: list[int] = []
+        for _ in range(600):  # what the older cell has told after the newer one comes again
+            if (change := changes.next(0.05)) is not None and change.record is not None and change.key == "1":
+                seen.append(change.record.data["n"])
+            if set(range(51)) == set(seen) and seen[-1] == 50:
+                break
+        assert set(range(51)) == set(seen)
+        assert seen[-1] == 50
+        changes.close()
+    cells.place()
+
+
+def test_a_snapshot_follows_a_topic_that_moves(connect: Connect, cells: TwoCells) -> None:
+    topic, other = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        for name in (topic, other):
+            client.publish(name, b"{}", key="old")
+        with client.sow_and_subscribe(topic_pattern=pattern(topic, other)) as changes:
+            assert [change.op for change in islice(changes, 3)] == ["sow", "sow", "snapshot_end"]
+            cells.place((topic, "b"))
+            client.publish(topic, b"{}", key="new")
+            client.publish(other, b"{}", key="new")
+            view: dict[str, set[str]] = {topic: {"old"}, other: {"old"}}
+            for change in changes:
+                if change.op == "resync":
+                    view.pop(change.topic, None)
+                elif change.record is not None:
+                    view.setdefault(change.topic, set()).add(change.key)
+                if view == {topic: {"new"}, other: {"old", "new"}}:
+                    break
+    cells.place()
+
+
+def test_a_cell_that_a_placement_adds_joins(connect: Connect, cells: TwoCells, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (aio_joining, blocking_joining):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    here, there = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client, cells.direct("b") as b:
+        client.publish(here, b"{}", key="1")
+        b.publish(there, b"{}", key="1")
+        cells.version += 1
+        cells.load("a", placement(cells.version, cells={"a": cells.addresses["a"]}))
+        with client.subscribe(topic_pattern=pattern(here, there)) as changes:
+            assert changes.cells == {"a": None}
+            cells.place()
+            assert told([next(changes)]) == [("b", "put", there, "1")]
+            assert changes.cells == {"a": None, "b": None}
+
+
+def test_a_cell_that_was_lost_and_has_another_placement_is_told(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str]
+) -> None:
+    with connect(cells.home) as client, client.subscribe(topic_pattern=pattern(*topics), start=EARLIEST) as changes:
+        assert len(list(islice(changes, 2))) == 2
+        with down(cells):
+            cells.place(at="a")
+            cells.servers["b"].rewrite(cells.servers["a"].placement.read_text())
+        with pytest.raises(ResyncRequired, match="the cell b: it has another placement since it was lost"):
+            next(changes)
+
+
+def test_a_cell_hands_over_all_that_a_topic_got_before_it_left(connect: Connect, cells: TwoCells) -> None:
+    """C4: more than connections hold, so most of it is still to be sent when the topic leaves."""
+    topic, other = cells.topic("a"), cells.topic("a")
+    with connect(cells.home) as client, cells.direct("a") as a:
+        client.create_topic(topic)
+        client.create_topic(other)
+        with a.here.subscribe(topic_pattern=pattern(topic, other), batch_size=1) as changes:
+            client.publish_many(topic, [{"text": "x" * 20_000}] * 300, keys=map(str, range(300)))
+            cells.place((topic, "b"))
+            taken = [changes.next(5.0) for _ in range(300)]
+            assert [change and change.key for change in taken] == [str(number) for number in range(300)]
+            client.publish(other, b"{}", key="on")
+            assert next(changes).key == "on"
+    cells.place()

@@ -32,7 +32,7 @@ from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import AioFault, AioWorker
 from sow_client.aio._calls import AsyncCalls
 from sow_client.aio._consuming import AsyncDurableSubscription
-from sow_client.aio._joining import AsyncJoinedSubscription
+from sow_client.aio._joining import AioCellCalls, AsyncJoinedSubscription
 from sow_client.aio._moving import AsyncTransport
 from sow_client.aio._results import AsyncLiveResult
 from sow_client.errors import SowError
@@ -422,15 +422,17 @@ class AsyncFollowing(AsyncCalls):
         seconds = {"retry_for": retry_for, "connect_timeout": self._connect_timeout}
         if request.topic_pattern and not self._is_part:
             joined = JoinedCore(request, starts, **seconds, on_interruption=on_interruption)
-            return aio_opened(
-                AsyncJoinedSubscription(joined, self._all_places, self._cells.at, self._open_subscription)
-            )
+            calls = AioCellCalls(self._all_places, self._cells.at, self._placement_version, self._open_subscription)
+            return aio_opened(AsyncJoinedSubscription(joined, calls))
         way = self._cells.way(request.topic)
         core = SubscriptionCore(request, **seconds, on_interruption=on_interruption, way=way)
         open_call: AioOpenSubscription = partial(self._open_subscription, way, None)
         if query is not None:
             open_call = partial(self._open_ordered, way, query)
         return aio_opened(AsyncSubscription(core, open_call))
+
+    async def _placement_version(self, way: Way[AsyncTransport]) -> int:
+        return (await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest(), way=way)).version
 
     async def _open_ordered(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import Final, Protocol, TypeAlias
@@ -25,12 +27,6 @@ AioPlaces: TypeAlias = Mapping[str, Place[AsyncTransport]]
 """The cells by name; {"": home} without a placement."""
 
 
-class AioFindPlaces(Protocol):
-    """Asks home for the cells."""
-
-    def __call__(self) -> Awaitable[AioPlaces]: ...
-
-
 class AioOpenPart(Protocol):
     """A client's Subscribe on the way to a certain cell."""
 
@@ -45,7 +41,16 @@ class AioOpenPart(Protocol):
     ) -> Awaitable[AioSubscribeCall]: ...
 
 
-WayTo: TypeAlias = Callable[[Place[AsyncTransport]], Way[AsyncTransport]]
+@dataclass(frozen=True, slots=True)
+class AioCellCalls:
+    """The calls of a client that a joined subscription makes."""
+
+    places: Callable[[], Awaitable[AioPlaces]]
+    """Asks home for the cells."""
+    way_to: Callable[[Place[AsyncTransport]], Way[AsyncTransport]]
+    version: Callable[[Way[AsyncTransport]], Awaitable[int]]
+    """Asks a cell for the version of its placement."""
+    open_call: AioOpenPart
 
 
 class AsyncJoinedSubscription(AsyncSubscription):
@@ -59,8 +64,8 @@ class AsyncJoinedSubscription(AsyncSubscription):
 
     # What its workers need is in `AioParts`, which does not refer to it: dropping the last reference to it ends them.
 
-    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
-        parts = AioParts(core, places, way_to, open_call)
+    def __init__(self, core: JoinedCore, calls: AioCellCalls) -> None:
+        parts = AioParts(core, calls)
         super().__init__(core, parts.opening(core.home))
         self._joined = core
         self._home = AsyncSubscription(core.home, parts.opening(core.home))
@@ -109,7 +114,7 @@ class AsyncJoinedSubscription(AsyncSubscription):
     async def call_again(self) -> None:
         """As that of any subscription."""
         await self._home.call_again()
-        for subscription, _ in self._parts.running:
+        for subscription, _, _ in self._parts.running:
             await subscription.call_again()
 
     def __del__(self) -> None:
@@ -156,7 +161,7 @@ class AsyncJoinedSubscription(AsyncSubscription):
 class AioParts:
     """The parts of a joined subscription: each has a worker that keeps its next frame at hand."""
 
-    def __init__(self, core: JoinedCore, places: AioFindPlaces, way_to: WayTo, open_call: AioOpenPart) -> None:
+    def __init__(self, core: JoinedCore, calls: AioCellCalls) -> None:
         self.guard = AioGuard()
         self.changed = AioCondition(self.guard)
         self.found: AioPlaces | None = None
@@ -165,11 +170,9 @@ class AioParts:
         """Those that have a part."""
         self.is_over = False
         self.failure: BaseException | None = None
-        self.running: list[tuple[AsyncSubscription, AioWorker]] = []
+        self.running: list[tuple[AsyncSubscription, PartCore, AioWorker]] = []
         self._core = core
-        self._places = places
-        self._way_to = way_to
-        self._open_call = open_call
+        self._calls = calls
         self._looking = AioWorker("sow-cells")
 
     def opening(self, part: PartCore) -> AioOpenSubscription:
@@ -180,7 +183,7 @@ class AioParts:
         self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> AioSubscribeCall:
         if self.found is None:  # it is the first call of home
-            found = await self._places()
+            found = await self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
             self._core.begin(name, request)
             self.found = found
@@ -189,17 +192,33 @@ class AioParts:
         place = self.found.get(part.cell)
         if place is None:
             raise gone(part.cell)
-        return await self._open_call(self._way_to(place), None, request, connect_seconds=connect_seconds)
+        way = self._calls.way_to(place)
+        if part.cell and part.placed(await self._calls.version(way), request):
+            await self._go_back(part)
+        return await self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+
+    async def _go_back(self, than: PartCore) -> None:
+        """Parts that an older one has overtaken go back, as that one has ended now."""
+        with self.guard:
+            back = self._core.newer(than)
+            again = [subscription for subscription, part, _ in self.running if part in back]
+        for subscription in again:
+            await subscription.call_again()
 
     async def look(self) -> None:
         """Asks home for the cells, if it answers."""
-        try:
-            found = await self._places()
-        except SowError:
-            return
-        with self.guard:
-            self.found = found
-            self.changed.notify_all()
+        with suppress(SowError):
+            found = await self._calls.places()
+            with self.guard:
+                self.found = found
+                self.changed.notify_all()
+
+    async def look_at_each(self) -> None:
+        """Asks each cell for its placement, if it answers."""
+        for _, part, _ in list(self.running):
+            if self.found is not None and (place := self.found.get(part.cell)) is not None:
+                with suppress(SowError):
+                    part.saw(await self._calls.version(self._calls.way_to(place)))
 
     def join(self, home: AsyncSubscription) -> None:
         """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
@@ -210,12 +229,14 @@ class AioParts:
         for part in come:
             subscription = home if part is self._core.home else AsyncSubscription(part, self.opening(part))
             worker = AioWorker("sow-subscription-part")
-            self.running.append((subscription, worker))
+            self.running.append((subscription, part, worker))
             worker.start(_carry, self, subscription, part)
         self._looking.start(_look, self)
 
-    def ended(self, part: PartCore, error: BaseException) -> None:
+    async def ended(self, part: PartCore, error: BaseException) -> None:
         """A part cannot go on."""
+        if part.is_over:
+            await self._go_back(part)
         with self.guard:
             if part.is_over:
                 self._core.drop(part)
@@ -228,14 +249,14 @@ class AioParts:
         with self.guard:
             self.is_over = True
             self.changed.notify_all()
-        for subscription, worker in self.running:
+        for subscription, _, worker in self.running:
             await subscription.close()
             worker.end()
         self._looking.end()
 
     def drop(self) -> None:
         """Ends all parts, from a finalizer."""
-        for _, worker in self.running:
+        for _, _, worker in self.running:
             worker.drop(self.close)
         self._looking.drop(self.close)
 
@@ -252,7 +273,7 @@ async def _carry(parts: AioParts, subscription: AsyncSubscription, part: PartCor
             with parts.guard:
                 parts.changed.notify_all()
     except AioFault as error:  # whoever reads the subscription gets it
-        parts.ended(part, error)
+        await parts.ended(part, error)
 
 
 async def _look(parts: AioParts) -> None:
@@ -263,3 +284,4 @@ async def _look(parts: AioParts) -> None:
             if parts.is_over:
                 return
         await parts.look()
+        await parts.look_at_each()

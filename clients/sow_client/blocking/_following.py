@@ -33,7 +33,7 @@ from sow_client._subscription_core import RETRY_SECONDS, SubscriptionCore
 from sow_client._workers import Fault, Worker
 from sow_client.blocking._calls import Calls
 from sow_client.blocking._consuming import DurableSubscription
-from sow_client.blocking._joining import JoinedSubscription
+from sow_client.blocking._joining import CellCalls, JoinedSubscription
 from sow_client.blocking._moving import Transport
 from sow_client.blocking._results import LiveResult
 from sow_client.errors import SowError
@@ -421,13 +421,17 @@ class Following(Calls):
         seconds = {"retry_for": retry_for, "connect_timeout": self._connect_timeout}
         if request.topic_pattern and not self._is_part:
             joined = JoinedCore(request, starts, **seconds, on_interruption=on_interruption)
-            return opened(JoinedSubscription(joined, self._all_places, self._cells.at, self._open_subscription))
+            calls = CellCalls(self._all_places, self._cells.at, self._placement_version, self._open_subscription)
+            return opened(JoinedSubscription(joined, calls))
         way = self._cells.way(request.topic)
         core = SubscriptionCore(request, **seconds, on_interruption=on_interruption, way=way)
         open_call: OpenSubscription = partial(self._open_subscription, way, None)
         if query is not None:
             open_call = partial(self._open_ordered, way, query)
         return opened(Subscription(core, open_call))
+
+    def _placement_version(self, way: Way[Transport]) -> int:
+        return (self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest(), way=way)).version
 
     def _open_ordered(
         self,

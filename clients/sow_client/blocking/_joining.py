@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import length_hint
 from typing import Final, Protocol, TypeAlias
@@ -26,12 +28,6 @@ Places: TypeAlias = Mapping[str, Place[Transport]]
 """The cells by name; {"": home} without a placement."""
 
 
-class FindPlaces(Protocol):
-    """Asks home for the cells."""
-
-    def __call__(self) -> Places: ...
-
-
 class OpenPart(Protocol):
     """A client's Subscribe on the way to a certain cell."""
 
@@ -46,7 +42,16 @@ class OpenPart(Protocol):
     ) -> SubscribeCall: ...
 
 
-WayTo: TypeAlias = Callable[[Place[Transport]], Way[Transport]]
+@dataclass(frozen=True, slots=True)
+class CellCalls:
+    """The calls of a client that a joined subscription makes."""
+
+    places: Callable[[], Places]
+    """Asks home for the cells."""
+    way_to: Callable[[Place[Transport]], Way[Transport]]
+    version: Callable[[Way[Transport]], int]
+    """Asks a cell for the version of its placement."""
+    open_call: OpenPart
 
 
 class JoinedSubscription(Subscription):
@@ -60,8 +65,8 @@ class JoinedSubscription(Subscription):
 
     # What its workers need is in `Parts`, which does not refer to it: dropping the last reference to it ends them.
 
-    def __init__(self, core: JoinedCore, places: FindPlaces, way_to: WayTo, open_call: OpenPart) -> None:
-        parts = Parts(core, places, way_to, open_call)
+    def __init__(self, core: JoinedCore, calls: CellCalls) -> None:
+        parts = Parts(core, calls)
         super().__init__(core, parts.opening(core.home))
         self._joined = core
         self._home = Subscription(core.home, parts.opening(core.home))
@@ -110,7 +115,7 @@ class JoinedSubscription(Subscription):
     def call_again(self) -> None:
         """As that of any subscription."""
         self._home.call_again()
-        for subscription, _ in self._parts.running:
+        for subscription, _, _ in self._parts.running:
             subscription.call_again()
 
     def __del__(self) -> None:
@@ -157,7 +162,7 @@ class JoinedSubscription(Subscription):
 class Parts:
     """The parts of a joined subscription: each has a worker that keeps its next frame at hand."""
 
-    def __init__(self, core: JoinedCore, places: FindPlaces, way_to: WayTo, open_call: OpenPart) -> None:
+    def __init__(self, core: JoinedCore, calls: CellCalls) -> None:
         self.guard = Guard()
         self.changed = Condition(self.guard)
         self.found: Places | None = None
@@ -166,11 +171,9 @@ class Parts:
         """Those that have a part."""
         self.is_over = False
         self.failure: BaseException | None = None
-        self.running: list[tuple[Subscription, Worker]] = []
+        self.running: list[tuple[Subscription, PartCore, Worker]] = []
         self._core = core
-        self._places = places
-        self._way_to = way_to
-        self._open_call = open_call
+        self._calls = calls
         self._looking = Worker("sow-cells")
 
     def opening(self, part: PartCore) -> OpenSubscription:
@@ -181,7 +184,7 @@ class Parts:
         self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> SubscribeCall:
         if self.found is None:  # it is the first call of home
-            found = self._places()
+            found = self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
             self._core.begin(name, request)
             self.found = found
@@ -190,17 +193,33 @@ class Parts:
         place = self.found.get(part.cell)
         if place is None:
             raise gone(part.cell)
-        return self._open_call(self._way_to(place), None, request, connect_seconds=connect_seconds)
+        way = self._calls.way_to(place)
+        if part.cell and part.placed(self._calls.version(way), request):
+            self._go_back(part)
+        return self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+
+    def _go_back(self, than: PartCore) -> None:
+        """Parts that an older one has overtaken go back, as that one has ended now."""
+        with self.guard:
+            back = self._core.newer(than)
+            again = [subscription for subscription, part, _ in self.running if part in back]
+        for subscription in again:
+            subscription.call_again()
 
     def look(self) -> None:
         """Asks home for the cells, if it answers."""
-        try:
-            found = self._places()
-        except SowError:
-            return
-        with self.guard:
-            self.found = found
-            self.changed.notify_all()
+        with suppress(SowError):
+            found = self._calls.places()
+            with self.guard:
+                self.found = found
+                self.changed.notify_all()
+
+    def look_at_each(self) -> None:
+        """Asks each cell for its placement, if it answers."""
+        for _, part, _ in list(self.running):
+            if self.found is not None and (place := self.found.get(part.cell)) is not None:
+                with suppress(SowError):
+                    part.saw(self._calls.version(self._calls.way_to(place)))
 
     def join(self, home: Subscription) -> None:
         """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
@@ -211,12 +230,14 @@ class Parts:
         for part in come:
             subscription = home if part is self._core.home else Subscription(part, self.opening(part))
             worker = Worker("sow-subscription-part")
-            self.running.append((subscription, worker))
+            self.running.append((subscription, part, worker))
             worker.start(_carry, self, subscription, part)
         self._looking.start(_look, self)
 
     def ended(self, part: PartCore, error: BaseException) -> None:
         """A part cannot go on."""
+        if part.is_over:
+            self._go_back(part)
         with self.guard:
             if part.is_over:
                 self._core.drop(part)
@@ -229,14 +250,14 @@ class Parts:
         with self.guard:
             self.is_over = True
             self.changed.notify_all()
-        for subscription, worker in self.running:
+        for subscription, _, worker in self.running:
             subscription.close()
             worker.end()
         self._looking.end()
 
     def drop(self) -> None:
         """Ends all parts, from a finalizer."""
-        for _, worker in self.running:
+        for _, _, worker in self.running:
             worker.drop(self.close)
         self._looking.drop(self.close)
 
@@ -264,3 +285,4 @@ def _look(parts: Parts) -> None:
             if parts.is_over:
                 return
         parts.look()
+        parts.look_at_each()

@@ -98,9 +98,13 @@ class TwoCells:
         """Loads another placement: these patterns count before "b-.*"."""
         self.version += 1
         for name in at:
-            self.servers[name].rewrite(self._text(*topics))
-            with grpc.insecure_channel(self.addresses[name][0]) as channel:
-                admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest())
+            self.load(name, self._text(*topics))
+
+    def load(self, cell: str, text: str) -> None:
+        """Loads a placement in one cell."""
+        self.servers[cell].rewrite(text)
+        with grpc.insecure_channel(self.addresses[cell][0]) as channel:
+            admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest())
 
     def direct(self, cell: str) -> Client:
         """A client of one cell."""

@@ -1,0 +1,195 @@
+"""The pure core of subscriptions over several cells: outages, cells that come, and topics that move (rule C21).
+
+It shows _joined_core [2] to [5].
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from operator import length_hint
+
+import pytest
+
+from sow.v1 import sow_pb2
+from sow_client import Change, NotFound, SowError, Unavailable
+from sow_client._joined_core import JoinedCore, PartCore
+from tests.support.fakes.subscriptions import Entry, Journal, columns, put
+
+NOTHING = NotFound("no topic matches", reason="PATTERN_MATCHES_NOTHING")
+MOVED = Unavailable("topics have come or gone", reason="ACCESS_CHANGED", details={"complete": "true"})
+CUT = Unavailable("the connection broke", reason="UNREACHABLE")
+
+
+class Cell:
+    """A cell, and the call that follows it."""
+
+    def __init__(self, name: str, topics: set[str]) -> None:
+        self.name = name
+        self.topics = topics
+        self.version = 1
+        self.journal = Journal(epoch=name * 4)
+        self.call: Iterator[sow_pb2.SubscribeResponse | None] | None = None
+        self.seen: set[str] = set()
+        self.leaves_at: int | None = None
+        """The call ends once everything up to there is sent; the journal may go on."""
+
+    def frames(self, request: sow_pb2.SubscribeRequest) -> Iterator[sow_pb2.SubscribeResponse | None]:
+        """The frames of a call; None: there is none at the moment. Raises SowError at its end."""
+        journal, at = self.journal, self.journal.last
+        if request.sow:
+            begin = sow_pb2.SnapshotBegin(bookmark=journal.bookmark(at), as_of_micros=1)
+            yield sow_pb2.SubscribeResponse(snapshot_begin=begin)
+            rows: dict[str, dict[str, tuple[bytes, int]]] = {}
+            for sequence, entry in self.entries(0, at):
+                rows.setdefault(entry.topic, {})[entry.key] = entry.payload or b"", sequence
+            for topic, found in rows.items():
+                records = columns([(key, payload, sequence) for key, (payload, sequence) in found.items()])
+                yield sow_pb2.SubscribeResponse(snapshot=sow_pb2.SnapshotBatch(topic=topic, records=records))
+            yield sow_pb2.SubscribeResponse(snapshot_end=sow_pb2.SnapshotEnd(bookmark=journal.bookmark(at)))
+        else:
+            if request.bookmark:
+                at = int(request.bookmark.partition(".")[2])
+            elif request.earliest:
+                at = 0
+            yield journal.progress(at)
+        while self.leaves_at != 0:
+            last = journal.last
+            for sequence, _ in self.entries(at, last):
+                at = sequence
+                yield next(journal.changes(sequence - 1, sequence))
+                if self.leaves_at == 0:
+                    raise MOVED
+            at = last
+            yield journal.progress(at)
+            if self.leaves_at is not None and at >= self.leaves_at:
+                raise MOVED
+            while journal.last == at and self.leaves_at is None:
+                yield None
+        raise MOVED
+
+    def entries(self, after: int, upto: int) -> Iterator[tuple[int, Entry]]:
+        for commit in self.journal.commits:
+            (entry,) = commit.entries
+            if after < commit.first <= upto and entry.topic in self.seen:
+                yield commit.first, entry
+
+
+class World:
+    """Two cells, a topic of each and one that moves, and a subscriber, who takes one step at a time."""
+
+    def __init__(self, draw: random.Random, *, sow: bool) -> None:
+        self.draw = draw
+        self.cells = {"a": Cell("a", {"a", "moving"}), "b": Cell("b", {"b"})}
+        self.place = {"a": "a", "b": "b", "moving": "a"}
+        self.published: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str]] = []
+        self.shown: dict[str, dict[str, bytes]] = {}
+        self.ends = 0
+        request = sow_pb2.SubscribeRequest(topic_pattern=".*", sow=sow, earliest=not sow)
+        self.core = JoinedCore(request, None, retry_for=30.0, connect_timeout=5.0)
+        self.core.begin("a", request)
+        self.core.found(["a", "b"])
+
+    def publish(self) -> None:
+        topic, value = self.draw.choice(list(self.place)), str(len(self.published))
+        self.cells[self.place[topic]].journal.commit(put("k", value, topic=topic))
+        self.published.append((topic, f'"{value}"'))
+
+    def move(self) -> None:
+        """The topic moves with its last record. The cell that it leaves ends its call once all of it is sent, and the
+        other one at once."""
+        source = self.cells[self.place["moving"]]
+        target = self.cells["b" if source.name == "a" else "a"]
+        if any(cell.call is None or cell.leaves_at is not None for cell in (source, target)):
+            return  # else a change may be missing, which is told
+        source.topics.discard("moving")
+        target.topics.add("moving")
+        last = [value for topic, value in self.published if topic == "moving"][-1:]
+        for value in last:
+            target.journal.commit(Entry("k", value.encode(), topic="moving"))
+        for cell in (source, target):
+            cell.version += 1
+        source.leaves_at, target.leaves_at = source.journal.last, 0
+        self.place["moving"] = target.name
+
+    def follow(self) -> None:
+        """A part makes its call, or takes in its next frame."""
+        part = self.draw.choice(list((self.core.parts or {}).values()))
+        cell = self.cells[part.cell]
+        if length_hint(part.pending):
+            return
+        if cell.call is None:
+            self.call(part, cell)
+            return
+        try:
+            frame = next(cell.call)
+        except SowError as error:
+            cell.call = None
+            part.ended(error, now=0.0, jitter=0.5)
+        else:
+            if frame is not None:
+                part.feed(frame)
+
+    def call(self, part: PartCore, cell: Cell) -> None:
+        request = part.request(now=0.0)
+        if part.placed(cell.version, request):
+            for back in self.core.newer(part):
+                if self.cells[back.cell].call is not None:
+                    self.cells[back.cell].call = None
+                    back.ended(CUT, now=0.0, jitter=0.5)
+        cell.leaves_at, cell.seen = None, set(cell.topics)
+        cell.call = cell.frames(request)
+
+    def cut(self) -> None:
+        """A call breaks. After another placement that would end the subscription."""
+        part = self.draw.choice(list((self.core.parts or {}).values()))
+        cell = self.cells[part.cell]
+        if cell.call is not None and cell.leaves_at is None and not length_hint(part.pending):
+            cell.call = None
+            part.ended(CUT, now=0.0, jitter=0.5)
+
+    def take(self) -> None:
+        for change in self.core.pending:
+            self._told(change)
+            return
+        self.core.next_frame()
+
+    def _told(self, change: Change) -> None:
+        if change.op == "snapshot_end":
+            self.ends += 1
+        elif change.op == "resync":
+            self.shown.pop(change.topic, None)
+        else:
+            assert change.record is not None
+            assert change.topic
+            self.told.append((change.topic, change.record.payload.decode()))
+            self.shown.setdefault(change.topic, {})[change.key] = change.record.payload
+
+    def settle(self) -> None:
+        for _ in range(2_000):
+            self.follow()
+            self.take()
+
+
+@pytest.mark.parametrize("sow", [False, True])
+@pytest.mark.parametrize("number", range(12))
+def test_nothing_is_lost_and_the_last_state_comes_last(seed: int, number: int, sow: bool) -> None:
+    world = World(random.Random(seed + number), sow=sow)
+    steps: list[Callable[[], None]] = [world.publish, world.follow, world.follow, world.take, world.take, world.cut]
+    for _ in range(400):
+        world.draw.choice(steps)()
+        if world.draw.random() < 0.02:
+            world.move()
+    world.publish()
+    world.settle()
+    last = {topic: {"k": value.encode()} for topic, value in world.published}
+    assert world.shown == last
+    if sow:
+        assert world.ends > 0
+    else:
+        assert set(world.published) <= set(world.told)
+        still = [one for one in world.told if one[0] != "moving"]
+        for topic in "ab":
+            values = [int(value.strip('"')) for name, value in still if name == topic]
+            assert values[-1] == max(values)
