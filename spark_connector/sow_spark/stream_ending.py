@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sow_spark.cells import cells_of, here
 from sow_spark.connection import cell_of, connect, retried
 from sow_spark.errors import translated
 from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Reading
+from sow_spark.over_cells import cells_of, here
 from sow_spark.stream_pins import NOTE
 
 

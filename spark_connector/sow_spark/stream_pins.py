@@ -22,10 +22,10 @@ from typing import Final
 import pyspark
 
 from sow_client import SowError
-from sow_spark.cells import here
 from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
+from sow_spark.over_cells import here
 from sow_spark.reading import RENEWALS_PER_LEASE, renewed
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import Offset, bookmark_of, topics_of

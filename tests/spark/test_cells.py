@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from examples import family
 from examples.flights import read_flights
-from examples.spark import family as spark_family
+from examples.spark import family_frame
 from sow_client import Client
 from sow_spark.connection import in_cell, kept
 from sow_spark.errors import SowSourceError
@@ -407,8 +407,8 @@ def test_spark_reads_and_writes_a_family_over_cells(
     """given the flights of a family / when Spark reads all topics as one DataFrame, and marks some / then each mark is
     at its flight"""
     family.main(odd_in_b.home, 1_500)
-    monkeypatch.setattr(spark_family, "session", lambda _: spark)
-    spark_family.main(odd_in_b.home)
+    monkeypatch.setattr(family_frame, "session", lambda _: spark)
+    family_frame.main(odd_in_b.home)
     numbers = {flight.key for flight in read_flights(1_500)}
     assert f"{len(numbers):,} flights in 64 topics" in capsys.readouterr().out
     with Client(odd_in_b.home) as client:

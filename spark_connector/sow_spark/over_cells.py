@@ -104,7 +104,7 @@ def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True)
 
 
 def _listed(reading: Reading, cells: Mapping[str, tuple[Connecting, Client]]) -> dict[str, Sequence[Topic]]:
-    """The topics of each cell that answers, in the order of the cells [3]."""
+    """The topics of each that answers, in their order [3]."""
 
     def listed(name: str) -> list[Topic]:
         return cells[name][1].topics(with_statistics=bool(reading.partitions))
