@@ -25,7 +25,6 @@ from sow_client import SowError
 from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
-from sow_spark.over_cells import here
 from sow_spark.reading import RENEWALS_PER_LEASE, renewed
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
@@ -137,8 +136,8 @@ class Pins:
             return False
         try:
             with connect(connecting) as client:
-                return any(one.name == name for one in here(client, self._reading.cell).durables())
-        except (SowError, SowSourceError):
+                return any(one.name == name for one in client.here.durables())
+        except SowError:
             return True  # it may have
 
 

@@ -42,7 +42,7 @@ from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.over_cells import here, selected
+from sow_spark.over_cells import selected
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
 from sow_spark.schemas import Layout, form_of_topic, layout
@@ -497,7 +497,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
         self.present = frozenset()
-        topics = self._call("looking at them", lambda client: here(client, self._reading.cell).topics())
+        topics = self._call("looking at them", lambda client: client.here.topics())
         found = {topic.name: topic for topic in selected(topics, self._reading)}
         self.present = frozenset(found)
         return found

@@ -58,8 +58,7 @@ def test_jobs_run_in_the_cell_of_their_topic(spark: SparkSession, cells: TwoCell
     writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert 3 in seen
-    with cells.direct("a") as direct:
-        assert topic not in [found.name for found in direct.cells()["a"].topics()]
+    assert topic not in [found.name for found in cells.direct("a").here.topics()]
 
 
 def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:

@@ -38,6 +38,10 @@ class Sow:
     def cells(self) -> dict[str, Sow]:
         return {"": self}
 
+    @property
+    def here(self) -> Sow:
+        return self
+
     def __init__(self) -> None:
         self.records: dict[str, int] = {"orders": 10}
         self.parts: tuple[int, ...] = (10,)
