@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.errors import PySparkException
@@ -110,6 +110,7 @@ def filled(cells: TwoCells, name: str, sizes: dict[str, int]) -> dict[str, str]:
     return topics
 
 
+@pytest.mark.slow
 def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
     """C24. given topics of two cells / when a pattern, or their list, is read / then each cell has one export with its
     own topics, each record comes once, and what comes later in one cell is not in it"""
@@ -135,6 +136,7 @@ def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
         assert set(infer(options).names) >= {"_topic", "id", "a", "b"}, "a sample of each"
 
 
+@pytest.mark.slow
 def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells) -> None:
     """given snapshot=load / when records come later, and the exports end / then it shows the instants of the load, and
     fails afterwards; a load that fails leaves no export"""
@@ -154,6 +156,7 @@ def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells)
     assert [one.topics for one in loaded] == [("a-load",), ("b-load",)]
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_away_matters_only_for_its_topics(cells: TwoCells) -> None:
     """given a cell that is down / when topics of the other one are listed / then they are read at once; a pattern, and
     a topic that is nowhere else, are refused, with the name of the cell"""
@@ -196,6 +199,9 @@ CHANGES = StructType([*SCHEMA, StructField("_op", StringType())])
 class Stream:
     """A query, as Spark runs it."""
 
+    readers: ClassVar[list[CellsReader]] = []
+    """Those that have not been stopped."""
+
     def __init__(self, cells: TwoCells, **options: str) -> None:
         self._options = {"server": cells.home, "startingFrom": "earliest", "retryFor": "1s", **options}
         self.restart()
@@ -204,6 +210,7 @@ class Stream:
     def restart(self) -> None:
         """As from a checkpoint."""
         self.reader = CellsReader(parse_reading(self._options, "stream"), CHANGES)
+        self.readers.append(self.reader)
 
     def rows(self, start: Offset, end: Offset) -> list[tuple[str, int]]:
         return sorted(
@@ -222,6 +229,15 @@ class Stream:
         return found
 
 
+@pytest.fixture(autouse=True)
+def stopped() -> Iterator[None]:
+    """Their pins are renewed by threads."""
+    yield
+    while Stream.readers:
+        Stream.readers.pop().stop()
+
+
+@pytest.mark.slow
 def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
     """C24. given topics of two cells / when they are followed / then each change comes once, also after a restart, and
     a topic that comes later in a cell has all of its changes"""
@@ -252,6 +268,7 @@ def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
         assert sorted(stop_for_good(ended, options)) == sorted(f"{topic}/{name}" for topic, name in pins)
 
 
+@pytest.mark.slow
 def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> None:
     """given a query whose topics are in one cell / when a topic comes in another one / then none of its changes is
     missing, and the limit of a trigger holds for both cells together"""
@@ -274,6 +291,7 @@ def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_a_stream_of_listed_topics_says_which_is_missing_or_gone(cells: TwoCells) -> None:
     """given a list of topics in two cells / when one is missing at the start / then that is said, and no pin is left;
     when one is deleted later / then its loss is told, or with failOnDataLoss=false the others go on"""
@@ -382,6 +400,7 @@ def odd_in_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_program_uses_a_family_over_cells(odd_in_b: TwoCells, capsys: pytest.CaptureFixture[str]) -> None:
     """given real flights in 64 topics of two cells / when they are published, looked up and followed / then each flight
     number is in the topic of its key"""
