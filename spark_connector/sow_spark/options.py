@@ -78,7 +78,7 @@ class Reading:
     topics: tuple[str, ...] = ()
     """The topics, if they are listed."""
     cell: str = ""
-    """Of the topics those of this cell alone. Empty: no cells are told apart."""
+    """The topics of this cell alone count. Empty: no cells are told apart."""
     topic_pattern: str | None = None
     """The topics whose whole names match this regular expression; in a stream also those that come later."""
     filter: str = ""

@@ -33,14 +33,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ExportOf, SowError
-from sow_spark.cells import about, cells_read
 from sow_spark.connection import connect, kept, retried
 from sow_spark.converting import Misfit
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.gathering import ROWS, gathered
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.schemas import Layout, check_form, form_of, layout
+from sow_spark.over_cells import about, cells_read
+from sow_spark.schemas import Layout, check_form, form_of_topic, layout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,7 +138,7 @@ class SnapshotReader(DataSourceReader):
             found: list[_Planned] = []
             try:
                 for cell in cells:
-                    forms = {topic.name: self._form(reading, topic) for topic in cell.topics}
+                    forms = {topic.name: form_of_topic(reading, self._layout, topic) for topic in cell.topics}
                     with about(cell.name):
                         here = replace(reading, connecting=cell.connecting)
                         found.append(self._plan(here, cell.client, forms, parts))
@@ -149,9 +149,6 @@ class SnapshotReader(DataSourceReader):
                             cell.client.close_export(one.export.id)
                 raise
             return found
-
-    def _form(self, reading: Reading, topic: Topic) -> PayloadForm:
-        return form_of(replace(reading, topic=topic.name), self._layout, topic.settings.message_type)
 
     def _plan(
         self, reading: Reading, client: Client, forms: Mapping[str, PayloadForm], parts: Mapping[str, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -40,14 +40,14 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from sow_spark.cells import CellOf, cells_read
 from sow_spark.connection import connect, retried
 from sow_spark.errors import SowSourceError, option_error, translated
 from sow_spark.option_parsing import check_form_options
 from sow_spark.options import NESTING_MAX, NewFields, PayloadForm, Reading
+from sow_spark.over_cells import CellOf, cells_read
 
 if TYPE_CHECKING:
-    from sow_client import Client
+    from sow_client import Client, Topic
 
 PAYLOAD: Final = "payload"
 """The column for whole payloads."""
@@ -206,6 +206,11 @@ def form_of(reading: Reading, found: Layout, message_type: str) -> PayloadForm:
     check_form_options(reading.given, form, f"topic {reading.topic} of type {message_type}")
     check_form(found, form)
     return form
+
+
+def form_of_topic(reading: Reading, found: Layout, topic: Topic) -> PayloadForm:
+    """As `form_of`, for one of the topics that are read."""
+    return form_of(replace(reading, topic=topic.name), found, topic.settings.message_type)
 
 
 # ---- inference ----

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from sow_spark.cells import NO_TOPIC, cells_of
 from sow_spark.errors import HINTS, SowSourceError, option_error
 from sow_spark.options import Connecting, Reading
+from sow_spark.over_cells import NO_TOPIC, cells_of
 from sow_spark.read_limits import ReadLimit, SupportsTriggerAvailableNow
 from sow_spark.stream_instances import LOSSES, InstanceInUse
 from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
 from sow_spark.stream_pins import tell_loss
-from sow_spark.stream_reading import ChangesReader
+from sow_spark.stream_reading import ChangesReader, check_kind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +97,7 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         `server`."""
         if "cells" in offset:
             return offset["cells"]
-        self._alone.check_kind(offset)
+        check_kind(self._reading, offset)
         home = next(name for name, to in self._cells.items() if to == self._reading.connecting)
         return {home: offset}
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sow_spark.cells import cells_of, here
 from sow_spark.connection import cell_of, connect, retried
 from sow_spark.errors import translated
 from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Reading
+from sow_spark.over_cells import cells_of
 from sow_spark.stream_pins import NOTE
 
 
@@ -39,11 +39,11 @@ def stop_for_good(query: StreamingQuery, options: Mapping[str, str]) -> list[str
         else:
             found = retried(given, lambda: cells_of(given, client))
             cells = {name: to for name, (to, _) in found.items()}
-    for cell, to in cells.items():
+    for to in cells.values():
         for address in filter(None, map(str.strip, to.server.split(","))):
             connecting = replace(to, server=address)
             with translated("removing the pins of a query"), connect(connecting) as client:
-                for pin in retried(connecting, lambda client=client, cell=cell: here(client, cell).durables()):  # type: ignore[misc]  # a lambda's default argument
+                for pin in retried(connecting, client.here.durables):
                     if pin.pin and pin.name in names and _reads(reading, pin.topic):
                         client.delete_durable(pin.topic, pin.name)
                         removed.append(f"{pin.topic}/{pin.name}")

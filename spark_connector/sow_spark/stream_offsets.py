@@ -25,7 +25,7 @@ class Offset(TypedDict, total=False):
     held: dict[str, int]
     """The position up to which changes were read at another instance, which this one may lack, keyed by epoch."""
     cells: dict[str, Offset]
-    """Of a query in several cells: the position in each that has topics of it. All else is in these (rule C24)."""
+    """With several cells: the position in each that has topics of the query. All else is in these (rule C24)."""
     # Only in Spark's progress:
     recordsBehind: int
     secondsBehind: int

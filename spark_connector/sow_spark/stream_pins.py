@@ -22,7 +22,6 @@ from typing import Final
 import pyspark
 
 from sow_client import SowError
-from sow_spark.cells import here
 from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
@@ -137,8 +136,8 @@ class Pins:
             return False
         try:
             with connect(connecting) as client:
-                return any(one.name == name for one in here(client, self._reading.cell).durables())
-        except (SowError, SowSourceError):
+                return any(one.name == name for one in client.here.durables())
+        except SowError:
             return True  # it may have
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -38,14 +38,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, Topic
-from sow_spark.cells import here, selected
 from sow_spark.connection import connect
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
+from sow_spark.over_cells import selected
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
-from sow_spark.schemas import Layout, form_of, layout
+from sow_spark.schemas import Layout, form_of_topic, layout
 from sow_spark.stream_instances import InstanceInUse
 from sow_spark.stream_offsets import (
     Offset,
@@ -173,7 +173,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         a position in its journal."""
         if topic.name in self._checked:
             return
-        self._payload_form(topic)
+        form_of_topic(self._reading, self._layout, topic)
         if (text := self._reading.filter) or self._reading.parameters:
             # The range is empty, so only the filter is looked at.
             self._call(
@@ -205,7 +205,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch: the head, or an earlier position by Spark's limit."""
         if start is None:  # PySpark 4.1 has no limits either, so those of the options count
             start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
-        self.check_kind(start)
+        check_kind(self._reading, start)
         return self.next_end(start, *self.limits(limit))
 
     def next_end(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
@@ -218,7 +218,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.planned = 0, 0
         begin = start if self._is_read(start) else moved_to(start, start["after"])
         if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
-            self._set_target()
+            self._target = self._present_head()
         end = self._target
         if end is None and self._reading.topic_pattern is not None:
             # The end is known before the topics are listed: a topic that comes later has all of its changes behind it.
@@ -324,11 +324,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def set_target(self) -> str:
         """As `prepareForTriggerAvailableNow`. Returns the end."""
-        return self._instance.anywhere(None if self._last is None else self._last["epoch"], self._set_target)
-
-    def _set_target(self) -> str:
-        self._target = self._present_head()
-        return self._target
+        epoch = None if self._last is None else self._last["epoch"]
+        self._target = target = self._instance.anywhere(epoch, self._present_head)
+        return target
 
     def _present_head(self) -> str:
         name = next(iter(self._present()))
@@ -349,7 +347,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # type: ignore[override]  # Spark says dict
         """The changes after `start` up to `end`, in parts."""
-        self.check_kind(start)
+        check_kind(self._reading, start)
         self._last = end
         if bookmark_of(start) == bookmark_of(end):
             return []
@@ -372,7 +370,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._pins.note(name, end, plan.start)
             if not plan.entries:
                 continue
-            form = self._payload_form(present[name])
+            form = form_of_topic(self._reading, self._layout, present[name])
             elsewhere = self._is_foreign(begin) or bool(end.get("held"))
             # A repeated batch must have the same partitions, so they depend only on the range and the options.
             shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
@@ -499,25 +497,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
         self.present = frozenset()
-        topics = self._call("looking at them", lambda client: here(client, self._reading.cell).topics())
+        topics = self._call("looking at them", lambda client: client.here.topics())
         found = {topic.name: topic for topic in selected(topics, self._reading)}
         self.present = frozenset(found)
         return found
-
-    def check_kind(self, offset: Offset) -> None:
-        """Raises SowSourceError if the offset is of a query of one topic, and this one has several: it does not tell
-        which topic that was."""
-        if not self._reading.several and "cells" in offset:
-            raise SowSourceError(
-                "OPTION_INVALID",
-                "option topic: this checkpoint is of a query of several topics",
-                "give a new checkpoint",
-            )
-        if self._reading.several and "topics" not in offset:
-            name = "topics" if self._reading.topics else "topicPattern"
-            raise SowSourceError(
-                "OPTION_INVALID", f"option {name}: this checkpoint is of a query of one topic", "give a new checkpoint"
-            )
 
     def _check_created(self, offset: Offset, present: Mapping[str, Topic]) -> None:
         """Raises or logs DATA_LOST if a topic is no longer the one of the offset."""
@@ -537,5 +520,18 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
                 )
 
-    def _payload_form(self, topic: Topic) -> PayloadForm:
-        return form_of(replace(self._reading, topic=topic.name), self._layout, topic.settings.message_type)
+
+def check_kind(reading: Reading, offset: Offset) -> None:
+    """Raises SowSourceError if the offset is of a query of one topic, and this one has several: it does not tell
+    which topic that was."""
+    if not reading.several and "cells" in offset:
+        raise SowSourceError(
+            "OPTION_INVALID",
+            "option topic: this checkpoint is of a query of several topics",
+            "give a new checkpoint",
+        )
+    if reading.several and "topics" not in offset:
+        name = "topics" if reading.topics else "topicPattern"
+        raise SowSourceError(
+            "OPTION_INVALID", f"option {name}: this checkpoint is of a query of one topic", "give a new checkpoint"
+        )

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pyspark.errors import PySparkException
@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from examples import family
 from examples.flights import read_flights
-from examples.spark import family as spark_family
+from examples.spark import family_frame
 from sow_cli.moving import Mover
 from sow_cli.session import Session, connect
 from sow_client import Client
@@ -62,8 +62,7 @@ def test_jobs_run_in_the_cell_of_their_topic(spark: SparkSession, cells: TwoCell
     writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert 3 in seen
-    with cells.direct("a") as direct:
-        assert topic not in [found.name for found in direct.cells()["a"].topics()]
+    assert topic not in [found.name for found in cells.direct("a").here.topics()]
 
 
 def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:
@@ -146,6 +145,7 @@ def filled(cells: TwoCells, name: str, sizes: dict[str, int]) -> dict[str, str]:
     return topics
 
 
+@pytest.mark.slow
 def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
     """C24. given topics of two cells / when a pattern, or their list, is read / then each cell has one export with its
     own topics, each record comes once, and what comes later in one cell is not in it"""
@@ -171,6 +171,7 @@ def test_a_dataframe_has_an_export_of_each_cell(cells: TwoCells) -> None:
         assert set(infer(options).names) >= {"_topic", "id", "a", "b"}, "a sample of each"
 
 
+@pytest.mark.slow
 def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells) -> None:
     """given snapshot=load / when records come later, and the exports end / then it shows the instants of the load, and
     fails afterwards; a load that fails leaves no export"""
@@ -190,6 +191,7 @@ def test_a_dataframe_of_one_load_keeps_the_exports_of_its_cells(cells: TwoCells)
     assert [one.topics for one in loaded] == [("a-load",), ("b-load",)]
 
 
+@pytest.mark.slow
 def test_a_cell_that_is_away_matters_only_for_its_topics(cells: TwoCells) -> None:
     """given a cell that is down / when topics of the other one are listed / then they are read at once; a pattern, and
     a topic that is nowhere else, are refused, with the name of the cell"""
@@ -232,6 +234,9 @@ CHANGES = StructType([*SCHEMA, StructField("_op", StringType())])
 class Stream:
     """A query, as Spark runs it."""
 
+    readers: ClassVar[list[CellsReader]] = []
+    """Those that have not been stopped."""
+
     def __init__(self, cells: TwoCells, **options: str) -> None:
         self._options = {"server": cells.home, "startingFrom": "earliest", "retryFor": "1s", **options}
         self.restart()
@@ -240,6 +245,7 @@ class Stream:
     def restart(self) -> None:
         """As from a checkpoint."""
         self.reader = CellsReader(parse_reading(self._options, "stream"), CHANGES)
+        self.readers.append(self.reader)
 
     def rows(self, start: Offset, end: Offset) -> list[tuple[str, int]]:
         return sorted(
@@ -258,6 +264,15 @@ class Stream:
         return found
 
 
+@pytest.fixture(autouse=True)
+def stopped() -> Iterator[None]:
+    """Their pins are renewed by threads."""
+    yield
+    while Stream.readers:
+        Stream.readers.pop().stop()
+
+
+@pytest.mark.slow
 def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
     """C24. given topics of two cells / when they are followed / then each change comes once, also after a restart, and
     a topic that comes later in a cell has all of its changes"""
@@ -288,6 +303,7 @@ def test_a_stream_has_a_position_in_each_cell(cells: TwoCells) -> None:
         assert sorted(stop_for_good(ended, options)) == sorted(f"{topic}/{name}" for topic, name in pins)
 
 
+@pytest.mark.slow
 def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> None:
     """given a query whose topics are in one cell / when a topic comes in another one / then none of its changes is
     missing, and the limit of a trigger holds for both cells together"""
@@ -310,6 +326,7 @@ def test_a_cell_comes_into_a_stream_with_its_first_topic(cells: TwoCells) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_a_stream_of_listed_topics_says_which_is_missing_or_gone(cells: TwoCells) -> None:
     """given a list of topics in two cells / when one is missing at the start / then that is said, and no pin is left;
     when one is deleted later / then its loss is told, or with failOnDataLoss=false the others go on"""
@@ -418,6 +435,7 @@ def odd_in_b(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoCells]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_program_uses_a_family_over_cells(odd_in_b: TwoCells, capsys: pytest.CaptureFixture[str]) -> None:
     """given real flights in 64 topics of two cells / when they are published, looked up and followed / then each flight
     number is in the topic of its key"""
@@ -442,8 +460,8 @@ def test_spark_reads_and_writes_a_family_over_cells(
     """given the flights of a family / when Spark reads all topics as one DataFrame, and marks some / then each mark is
     at its flight"""
     family.main(odd_in_b.home, 1_500)
-    monkeypatch.setattr(spark_family, "session", lambda _: spark)
-    spark_family.main(odd_in_b.home)
+    monkeypatch.setattr(family_frame, "session", lambda _: spark)
+    family_frame.main(odd_in_b.home)
     numbers = {flight.key for flight in read_flights(1_500)}
     assert f"{len(numbers):,} flights in 64 topics" in capsys.readouterr().out
     with Client(odd_in_b.home) as client:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from sow_client import Client
-from sow_spark import cells, reading
+from sow_spark import over_cells, reading
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Reading
@@ -110,10 +110,10 @@ def test_a_topic_that_is_deleted_while_a_pattern_is_planned_is_left_out(
     topic that is not there fails"""
     fill(client, "going.a", ["1"])
     fill(client, "going.b", ["2"])
-    read = cells.cells_read
+    read = over_cells.cells_read
 
     @contextmanager
-    def deleting(options: Reading) -> Iterator[list[cells.CellOf]]:
+    def deleting(options: Reading) -> Iterator[list[over_cells.CellOf]]:
         with read(options) as found:
             client.delete_topic("going.a")
             yield found

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import EqualTo, Filter, InputPartition
 from pyspark.sql.types import LongType, StringType, StructType
 
 from sow_client import Export, ExportOf, InvalidArgument, NotFound, PackedRecords, SowError, TopicSettings, Unavailable
-from sow_spark import reading
+from sow_spark import over_cells, reading
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
 from sow_spark.options import Connecting, Reading
@@ -34,6 +34,13 @@ class Sow:
 
     def servers_of(self, _topic: str) -> str:
         return "127.0.0.1:7450"
+
+    def cells(self) -> dict[str, Sow]:
+        return {"": self}
+
+    @property
+    def here(self) -> Sow:
+        return self
 
     def __init__(self) -> None:
         self.records: dict[str, int] = {"orders": 10}
@@ -99,7 +106,8 @@ def sow(monkeypatch: pytest.MonkeyPatch) -> Sow:
     def connect(_connecting: Connecting) -> Iterator[Sow]:
         yield client
 
-    monkeypatch.setattr(reading, "connect", connect)
+    for module in (over_cells, reading):
+        monkeypatch.setattr(module, "connect", connect)
     return client
 
 
@@ -290,10 +298,10 @@ def test_an_export_is_renewed_while_it_is_read_and_until_it_is_gone() -> None:
 def test_the_export_of_load_is_that_of_every_use(sow: Sow) -> None:
     sow.records = {"a": 30, "b": 60}
     several = replace(options(snapshot="load"), topic="", topic_pattern=".*")
-    loaded = reading.opened_at_load(several)
+    (loaded,) = reading.opened_at_load(several)
     assert loaded.export == "export-1"
     assert (loaded.topics, loaded.topic_pattern) == (("a", "b"), None), "topics that come later are not in it"
-    reading.closed(loaded)
+    reading.closed([loaded])
     assert sow.closed == ["export-1"]
     sow.refuses["b"] = InvalidArgument("no", reason="PERMISSION_DENIED")
     with pytest.raises(SowSourceError, match="PERMISSION_DENIED"):

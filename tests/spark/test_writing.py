@@ -24,7 +24,7 @@ from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Writing
 from sow_spark.overwriting import OverwritingWriter, Staged
 from sow_spark.rows import BadRow, TopicFacts, plan_rows
-from sow_spark.writing import BadRows, Written, publish
+from sow_spark.writing import BadRows, Target, Written, publish
 from tests.support.servers.server import ServerProcess, until
 
 CONFIG = """
@@ -228,11 +228,12 @@ def test_a_task_that_fails_half_way_is_retried_whole(
 def plan_and_writing(server: ServerProcess, **options: object) -> Callable[..., Written]:
     """Publishes numbers, without Spark, as attempts at one partition."""
     writing = Writing(Connecting(server.address), "orders", **options)  # type: ignore[arg-type]  # keywords of several types
-    plan = plan_rows(StructType([StructField("id", IntegerType())]), writing, TopicFacts("json", keyed=True))
+    schema = StructType([StructField("id", IntegerType())])
+    to = Target(writing, schema, plan_rows(schema, writing, TopicFacts("json", keyed=True)))
 
     def attempt(rows: Iterator[list[int | None]], *, unit: int = 1, name: str) -> Written:
         batches = (pa.RecordBatch.from_pydict({"id": pa.array(ids, pa.int32())}) for ids in rows)
-        return publish(writing, plan, batches, name, unit, 0)
+        return publish(to, batches, name, unit, 0)
 
     return attempt
 

@@ -1,6 +1,6 @@
 """A family of 64 topics in Spark: one DataFrame over all of them, and rows that go to the topics of their keys.
 
-    .venv/bin/python -m examples.spark.family [HOST:PORT]
+    .venv/bin/python -m examples.spark.family_frame [HOST:PORT]
 
 reads the flights that `examples.family` has published, and marks those that were late. The topics may be in any cells.
 

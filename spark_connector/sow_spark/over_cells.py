@@ -47,17 +47,6 @@ def cells_of(connecting: Connecting, client: Client) -> dict[str, tuple[Connecti
     return found
 
 
-def here(client: Client, cell: str) -> Client:
-    """The client of a cell, as one that stays there, whose lists are of that cell alone; "": as it is. Raises
-    SowSourceError if it is another cell by now."""
-    if not cell:
-        return client
-    found = client.cells().get(cell)
-    if found is None or found.servers_of("") != client.servers_of(""):
-        raise SowSourceError("UNREACHABLE", f"{client.servers_of('')} is not the cell {cell} any more", "run it again")
-    return found
-
-
 @contextmanager
 def cells_read(reading: Reading, *, journal: bool = False) -> Iterator[list[CellOf]]:
     """The cells that have topics of a read, each with its topics, at least one in all. `journal`: as for `selected`.
@@ -69,7 +58,7 @@ def cells_read(reading: Reading, *, journal: bool = False) -> Iterator[list[Cell
             return
         # An export of the program is in the cell of the option `server`.
         alone = reading.export is not None
-        cells = {"": (reading.connecting, client)}
+        cells = {"": (reading.connecting, client.here)}
         if not alone:
             cells = retried(reading.connecting, lambda: cells_of(reading.connecting, client))
         listed = _listed(reading, cells)
@@ -104,7 +93,7 @@ def selected(topics: Iterable[Topic], reading: Reading, *, journal: bool = True)
 
 
 def _listed(reading: Reading, cells: Mapping[str, tuple[Connecting, Client]]) -> dict[str, Sequence[Topic]]:
-    """The topics of each cell that answers, in the order of the cells [3]."""
+    """The topics of each that answers, in their order [3]."""
 
     def listed(name: str) -> list[Topic]:
         return cells[name][1].topics(with_statistics=bool(reading.partitions))
