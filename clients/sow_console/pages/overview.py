@@ -88,7 +88,7 @@ async def facts(view: View) -> Facts:
         "alarms": [
             *((one.server, alarm) for one in seen for alarm in one.alarms),
             *placement_alarms({server: view.session.instance(server).known.placement for server in view.servers}),
-            *((server, f"its cell is not shown: {why}") for server, why in view.session.refused.items()),
+            *((server, why) for server, why in view.session.refused.items()),
             *_link_alarms(view, latest),
         ],
         "figures": latest,
@@ -159,13 +159,16 @@ def placement_alarms(placements: Mapping[str, Placement | None]) -> list[tuple[s
     found: list[tuple[str, str]] = []
     told: set[tuple[str, str]] = set()
     for server, placement in placements.items():
-        for problem in () if placement is None else placement.problems:
+        if placement is None:
+            continue
+        for problem in placement.problems:
             if (problem.cell, problem.kind) not in told:
                 told.add((problem.cell, problem.kind))
-                found.append((server, f"the cell {problem.cell} {_TROUBLE[problem.kind]}: {problem.message}"))
+                trouble = _TROUBLE.get(problem.kind, problem.kind.lower())
+                found.append((server, f"the cell {problem.cell} {trouble}: {problem.message}"))
         found += [
             (server, f"{stray.topic} lives in the cell {stray.cell}, and a copy of it is here: sow doctor")
-            for stray in (() if placement is None else placement.strays)
+            for stray in placement.strays
         ]
     return found
 
