@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -58,6 +58,7 @@ from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.placement import Places, configured_places
+from sow_server.prepared import Prepared, PreparedFile
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.query.view_plans import view_plan
@@ -156,7 +157,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places = _declare(store, config)
+    places, prepared = _declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -167,7 +168,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running, places)
-    cells, jobs = _cells(config, places, access, store, readers, running)
+    cells, jobs = _cells(config, places, prepared, access, parts, links, readers, running)
     timers = _timers(parts, readers, config, figures, jobs, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs, cells)
     processes = _reader_processes(store, config, metrics, running)
@@ -355,23 +356,28 @@ def _access(
     return access
 
 
-def _declare(store: Store, config: Config) -> Places | None:
-    """Makes the topics of the configuration that are placed here; returns the placement."""
+def _declare(store: Store, config: Config) -> tuple[Places | None, Prepared | None]:
+    """Makes the topics of the configuration that are placed here; returns the placement, and the one that waits."""
     try:
         places = configured_places(config)
+        prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
     except ConfigError as error:
         raise StartError(str(error)) from error
+    if places is not None and prepared is not None:
+        places.use(places.placement, prepared.held(places.cell))
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
     if places is not None:
         store.commits.refuse_elsewhere(places.refusal)
-    return places
+    return places, prepared
 
 
 def _cells(
     config: Config,
     places: Places | None,
+    prepared: Prepared | None,
     access: AccessControl,
-    store: Store,
+    parts: _Parts,
+    links: InstanceLinks,
     readers: Executor,
     running: AsyncExitStack,
 ) -> tuple[Cells | None, list[PeriodicJob]]:
@@ -380,14 +386,33 @@ def _cells(
     if places is None:
         loop.add_signal_handler(signal.SIGHUP, access.reload_soon)
         return None, []
-    cells = Cells(places, readers, access.authorizer, store.commits.moved)
+    store = parts.store
+    files = PreparedFile(config.server.data_dir, places.file)
+    cells = Cells(places, readers, access.authorizer, store.commits.moved, files, prepared)
+    cells.lacks = lambda probe, one: _lacks(probe, one.sources, one.held(places.cell), store.topics, links)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
+    waiting = loop.create_task(watch.await_prepared(links))
+    running.callback(waiting.cancel)
     reloads = [cells.reload_soon, *([] if config.access.file is None else [access.reload_soon])]
     loop.add_signal_handler(signal.SIGHUP, lambda: [reload() for reload in reloads])
     job = PeriodicJob("cells", watch.look, WATCH_SECONDS, at_once=True)
     cells.look = job.run
     return cells, [job]
+
+
+def _lacks(probe: int, sources: Sequence[str], names: Iterable[str], topics: Topics, links: InstanceLinks) -> str:
+    """The reason why topics have not arrived here; "": they have. Views are not sent: each instance has its own."""
+    sent = []
+    for name in names:
+        topic = topics.by_name.get(name)
+        if topic is None:
+            return f"there is no topic {name} here"
+        if topic.view is None:
+            sent.append(name)
+        elif not topic.view_status.complete:
+            return f"the view {name} is being built"
+    return links.lacks(probe, sources, sent)
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:

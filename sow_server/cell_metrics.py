@@ -20,5 +20,7 @@ def cell_metrics(cells: Cells, topics: Iterable[Topic]) -> Iterator[Metric]:
             trouble.add_metric([cell, kind.name.lower()], int(found is not None and found.kind is kind))
     yield trouble
     yield GaugeMetricFamily("sow_placement_version", "Version of the placement in force.", places.placement.version)
+    waits = int(cells.prepared is not None)
+    yield GaugeMetricFamily("sow_placement_prepared", "1: a placement waits here until topics have moved.", waits)
     strays = sum(places.elsewhere(topic.name) is not None for topic in topics)
     yield GaugeMetricFamily("sow_topics_stray", "Topics here that are placed in another cell.", strays)

@@ -1,20 +1,32 @@
-"""Asks the other servers of all cells for their placement (rule C7), without showing them a credential."""
+"""Asks the other servers of all cells for their placement (rules C7, C16), without showing them a credential."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import grpc
+import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_server.cells import Answer, Cells
 from sow_server.config import PlacementConfig
 from sow_server.dialling import credentials_of, open_channel
+from sow_server.engine.values.errors import StoreError
+from sow_server.engine.values.model import MICROS
+from sow_server.prepared import Prepared
+
+log = structlog.get_logger(__name__)
 
 WATCH_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 3.0
+PREPARED_SECONDS: Final = 0.05
+"""While a placement is prepared, the cells that its topics leave are asked so often: until they have answered, no cell
+takes the topics."""
+PREPARED_LONG_SECONDS: Final = 1.0
+"""As often, once it has waited for a minute: the move was broken off, or is delayed."""
+LONG_MICROS: Final = 60 * MICROS
 ASKED_AT_A_TIME: Final = 32
 ANSWER_BYTES_MAX: Final = 64 * 2**10
 """Without a credential, an answer has three short fields."""
@@ -24,6 +36,13 @@ _OPTIONS: Final = (
     ("grpc.enable_retries", 0),
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
+
+
+class Sources(Protocol):
+    """The links on which others send here."""
+
+    def probe_sources(self) -> int:
+        """Sends all sources another probe, at once; returns it."""
 
 
 class CellWatch:
@@ -53,6 +72,54 @@ class CellWatch:
         for cell, servers in cells.items():
             self._cells.heard(cell, {address: answers[address] for address in servers}, now)
 
+    async def await_prepared(self, links: Sources) -> None:
+        """Takes each placement that is prepared into use, as soon as it may be (rule C16). Never ends."""
+        cells = self._cells
+        while True:
+            await cells.has_prepared.wait()
+            prepared = cells.prepared
+            assert prepared is not None, "it is set as long as there is one"
+            probe = 0
+            while cells.prepared is prepared:
+                try:
+                    probe = await self._look_at_prepared(prepared, links, probe)
+                except StoreError as error:
+                    if cells.waits_for != error.message:
+                        log.error("placement_cannot_arrive", cause=error.message)
+                    cells.waits_for = error.message
+                waited = self._now_micros() - prepared.since_micros
+                await asyncio.sleep(PREPARED_SECONDS if waited < LONG_MICROS else PREPARED_LONG_SECONDS)
+
+    async def _look_at_prepared(self, prepared: Prepared, links: Sources, probe: int) -> int:
+        """Looks once. `probe`: a probe of the links after all cells that the topics leave had the placement; 0: they
+        did not have it so far. Returns it. Raises StoreError."""
+        cells = self._cells
+        if not probe:
+            cells.waits_for = await self._not_switched(prepared)
+            if cells.waits_for:
+                return 0
+        if prepared.held(cells.places.cell):
+            asked = links.probe_sources()  # each time: with the answer a source also says how far it is
+            probe = probe or asked
+            if reason := cells.lacks(probe, prepared):
+                cells.waits_for = reason
+                return probe
+        await cells.arrived(prepared)
+        return probe
+
+    async def _not_switched(self, prepared: Prepared) -> str:
+        """The reason why a cell that the topics leave may still take them; "": none does."""
+        places = self._cells.places
+        wanted = prepared.wanted(places)
+        for cell in sorted(set(prepared.leaves.values()) - {places.cell}):
+            addresses = wanted.cells.get(cell, ())
+            for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
+                if isinstance(answer, str):
+                    return f"the cell {cell} has to answer at {address}: {answer}"
+                if (answer.cell, answer.digest) != (cell, wanted.digest):
+                    return f"the cell {cell} at {address} has version {answer.version} of the placement"
+        return ""
+
     async def close(self) -> None:
         """Closes the channels."""
         for channel in self._channels.values():
@@ -70,4 +137,8 @@ class CellWatch:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return Answer("", 0, "")  # an older server
                 return f"{error.code().name}: {(error.details() or '')[:MESSAGE_CHARACTERS_MAX]}"
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                return "the address has left the placement"  # so the channel was closed
         return Answer(found.cell[:MESSAGE_CHARACTERS_MAX], found.version, found.digest)

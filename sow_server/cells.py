@@ -1,23 +1,34 @@
-"""The cell of this server: the placement in force, its reload, and what is known of other cells (rules C1 to C7).
+"""The cell of this server: the placement in force, its reload, the one that is prepared, and what is known of other
+cells (rules C1 to C7, C15, C16).
 
 [1]  A reload that fails changes nothing; the log and the caller hear why (rule C4).
-[2]  A reload has taken effect once it is answered: changes that were let in before it are committed or refused.
+[2]  A reload has taken effect once it is answered: changes that were let in before it are committed or refused. Other
+     servers are told of a placement only then.
+[3]  A reload that has begun goes to its end, also if its caller has gone.
+[4]  A prepared placement is taken into use in three steps: its file is written, what was prepared is forgotten, and
+     then topics are served. A start after any of them goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, NamedTuple, Protocol
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.placement import Places, load_placement
+from sow_server.placement import Placement, Places, load_placement, placement_of, replace_file
+from sow_server.prepared import Prepared, PreparedFile
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +43,8 @@ class Reloaded(NamedTuple):
     digest: str
     changed: bool
     ended_calls: int = 0
+    prepared: bool = False
+    """True: another one waits."""
 
 
 class Trouble(enum.Enum):
@@ -48,6 +61,13 @@ class Problem(NamedTuple):
     kind: Trouble
     since_micros: int
     message: str
+
+
+class Told(NamedTuple):
+    """A placement, as other servers hear of it."""
+
+    version: int
+    digest: str
 
 
 class Answer(NamedTuple):
@@ -92,13 +112,30 @@ class Calls(Protocol):
 
 
 class Cells:
-    """Reloads the placement of this server. Event loop only."""
+    """Reloads the placement of this server, and prepares another one. Event loop only."""
 
     def __init__(
-        self, places: Places, readers: Executor, calls: Calls, settled: Callable[[], Awaitable[object]]
+        self,
+        places: Places,
+        readers: Executor,
+        calls: Calls,
+        settled: Callable[[], Awaitable[object]],
+        prepared_file: PreparedFile,
+        prepared: Prepared | None = None,
     ) -> None:
-        """`settled`: returns once what the writer has begun is committed."""
+        """`settled`: returns once what the writer has begun is committed. `prepared`: that of the file; `places` holds
+        its topics back."""
         self.places: Final = places
+        self.told = Told(places.placement.version, places.digest)
+        """The placement as other servers hear of it ([2])."""
+        self.prepared = prepared
+        """The placement that waits; None: none does."""
+        self.waits_for = ""
+        """The reason why it waits, for people."""
+        self.has_prepared: Final = asyncio.Event()
+        self._prepared_file = prepared_file
+        if prepared is not None:
+            self.has_prepared.set()
         self.problems: dict[str, Problem] = {}
         """Those that last, by cell."""
         self._readers = readers
@@ -109,6 +146,10 @@ class Cells:
         self._looking: asyncio.Task[None] | None = None
         self._one_reload = asyncio.Lock()
         self._reloading: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self.lacks: Callable[[int, Prepared], str] = lambda probe, prepared: "this server has no links"
+        """The reason why not everything that the sources of a placement had, when they heard a probe, is here; "":
+        everything is. With the probe 0: the reason why they do not send it."""
 
     def heard(self, cell: str, answers: Mapping[str, Answer | str], now_micros: int) -> None:
         """Takes in what the addresses of a cell have answered (rule C7)."""
@@ -129,35 +170,181 @@ class Cells:
         for cell in self.problems.keys() - self.places.placement.cells.keys():
             del self.problems[cell]
 
-    async def reload(self) -> Reloaded:
-        """Reads the placement file again ([1], [2]). Raises StoreError."""
+    async def reload(self, text: str = "") -> Reloaded:
+        """Reads the placement file again, or writes a text there first ([1], [2], [3]). Raises StoreError."""
+        return await self._to_its_end(self._reload(text))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _reload(self, text: str) -> Reloaded:
         async with self._one_reload:
-            places, before = self.places, self.places.placement
-            try:
-                placement = await asyncio.get_running_loop().run_in_executor(self._readers, load_placement, places.file)
+            places = self.places
+            with self._faults():
+                placement = await self._read(text)
                 self._look_soon()
-                if placement.digest == places.digest:
-                    return Reloaded(before.version, places.digest, changed=False)
-                if placement.version <= before.version:
-                    raise ConfigError(
-                        f"{places.file}: version: {placement.version} is not above {before.version}, the version in "
-                        "force, and the content is another; raise it at each change"
-                    )
-                places.use(placement)
-            except (ConfigError, ValueError) as error:
-                message = str(error) if isinstance(error, ConfigError) else f"{places.file}: {error}"
-                log.error("placement_reload_failed", cause=message)
-                raise StoreError(
-                    Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
-                ) from error
-            ended = self._calls.placement_changed()
-            await self._settled()
-        log.info("placement_reloaded", version=placement.version, before=before.version, ended_calls=ended)
-        return Reloaded(placement.version, places.digest, changed=True, ended_calls=ended)
+                before, changed = places.placement.version, placement.digest != places.digest
+                if changed:
+                    self._check_newer(placement)
+                    places.check(placement)
+                if text:
+                    await self._write(text)
+                if not changed and self.told.digest == places.digest:
+                    return Reloaded(before, places.digest, changed=False)
+                ended = await self._use(placement)
+        log.info("placement_reloaded", version=placement.version, before=before, ended_calls=ended)
+        return Reloaded(placement.version, places.digest, changed=changed, ended_calls=ended)
+
+    async def _read(self, text: str) -> Placement:
+        """The placement of a text; of the file, if there is none."""
+        file = self.places.file
+        return await self._run(lambda: placement_of(file, text) if text else load_placement(file))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    def _check_newer(self, placement: Placement) -> None:
+        """Raises ConfigError if it may not follow the one in force (rule C4)."""
+        in_force = self.places.placement.version
+        if placement.version <= in_force:
+            raise ConfigError(
+                f"{self.places.file}: version: {placement.version} is not above {in_force}, the version in force, and "
+                "the content is another; raise it at each change"
+            )
+
+    async def _write(self, text: str) -> None:
+        """Writes the placement file, on disk. Raises StoreError."""
+        file = self.places.file
+        try:
+            await self._run(lambda: replace_file(file, text))
+        except OSError as error:
+            raise _not_writable(f"{file}: cannot be written ({error.strerror or error})") from error
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Tells the caller and the log of a fault ([1])."""
+        try:
+            yield
+        except (ConfigError, ValueError) as error:
+            message = str(error) if isinstance(error, ConfigError) else f"{self.places.file}: {error}"
+            log.error("placement_reload_failed", cause=message)
+            raise StoreError(
+                Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
+            ) from error
+
+    async def _use(self, placement: Placement, held: Mapping[str, str] | None = None) -> int:
+        """Takes a placement into use ([2]); returns the number of calls that ended. Raises StoreError."""
+        places = self.places
+        places.use(placement, held)
+        prepared = self.prepared
+        if prepared is not None and prepared.is_over(places):
+            places.use(placement, _NOTHING_HELD)
+            await self._forget_prepared()
+        ended = self._calls.placement_changed()
+        await self._settled()
+        self.told = Told(placement.version, places.digest)
+        return ended
 
     def _look_soon(self) -> None:
         if self.look is not None:
             self._looking = asyncio.get_running_loop().create_task(self.look())
+
+    # ---- a placement that waits (rule C16) ----
+
+    async def prepare(self, text: str, topics: Sequence[str], sources: Sequence[str], now_micros: int) -> Reloaded:
+        """Keeps a placement until the cells that the topics leave have it, and all of these topics is here ([3]). If it
+        is in force already, nothing is to be prepared. Raises StoreError."""
+        return await self._to_its_end(self._prepare(text, topics, sources, now_micros))
+
+    async def _prepare(self, text: str, topics: Sequence[str], sources: Sequence[str], now_micros: int) -> Reloaded:
+        async with self._one_reload:
+            places, waiting = self.places, self.prepared
+            with self._faults():
+                placement = await self._read(text)
+                in_force = Reloaded(places.placement.version, places.digest, changed=False)
+                if waiting is not None and waiting.placement.digest == placement.digest:
+                    return in_force._replace(prepared=True)
+                if placement.digest == places.digest:
+                    return in_force
+                self._check_newer(placement)
+                places.check(placement)
+                if waiting is not None:
+                    raise ConfigError(
+                        f"version {waiting.placement.version} of the placement waits here already, with the topics "
+                        f"{', '.join(waiting.leaves)}: end that move first, or forget it (sow cells move --abort)"
+                    )
+                prepared = Prepared(placement, self._leaves(placement, topics), tuple(sources), now_micros)
+            held = prepared.held(places.cell)
+            if held and not sources:
+                raise _invalid("prepare.sources", "is needed in the cell that the topics come to")
+            if held and (lacking := self.lacks(0, prepared)):
+                raise StoreError(Reason.BEHIND, f"prepare.sources: {lacking}", field="prepare.sources")
+            if not await self._run(lambda: os.access(places.file.resolve().parent, os.W_OK)):
+                raise _not_writable(f"{places.file}: this server may not write in its directory")
+            await self._run(lambda: self._prepared_file.save(prepared))
+            places.use(places.placement, held)
+            self.prepared, self.waits_for = prepared, ""
+            self.has_prepared.set()
+        log.info("placement_prepared", version=placement.version, topics=list(prepared.leaves))
+        return in_force._replace(prepared=True)
+
+    def _leaves(self, placement: Placement, topics: Sequence[str]) -> Mapping[str, str]:
+        """The cells that topics leave. Raises StoreError."""
+        in_force, leaves = self.places.placement, {}
+        for topic in topics:
+            cell = in_force.cell_of(topic)
+            if cell == placement.cell_of(topic):
+                raise _invalid("prepare.topics", f"{topic!r} stays in the cell {cell} with this placement")
+            if placement.cells.get(cell) != in_force.cells[cell]:
+                raise _invalid("placement", f"[cells] {cell}: has other addresses now, while {topic!r} leaves it")
+            leaves[topic] = cell
+        return MappingProxyType(leaves)
+
+    async def drop_prepared(self) -> Reloaded:
+        """Forgets the placement that waits ([3]). A topic that it holds back is served, if the placement in force has
+        it here. Raises StoreError."""
+        return await self._to_its_end(self._drop_prepared())
+
+    async def _drop_prepared(self) -> Reloaded:
+        async with self._one_reload:
+            places, prepared, ended = self.places, self.prepared, 0
+            if prepared is not None:
+                await self._forget_prepared()
+                ended = await self._use(places.placement, _NOTHING_HELD)
+                log.warning("placement_dropped", version=prepared.placement.version, topics=list(prepared.leaves))
+        return Reloaded(places.placement.version, places.digest, changed=False, ended_calls=ended)
+
+    async def _forget_prepared(self) -> None:
+        """Forgets what was prepared, on disk. Raises StoreError."""
+        try:
+            await self._run(self._prepared_file.remove)
+        except OSError as error:
+            raise StoreError(
+                Reason.INTERNAL, f"what was prepared cannot be removed ({error.strerror or error})"
+            ) from error
+        self.prepared, self.waits_for = None, ""
+        self.has_prepared.clear()
+
+    async def arrived(self, prepared: Prepared) -> None:
+        """Takes a placement that waits into use ([3], [4]): all cells that its topics leave have it, and everything of
+        them is here. Raises StoreError."""
+        await self._to_its_end(self._arrived(prepared))
+
+    async def _arrived(self, prepared: Prepared) -> None:
+        async with self._one_reload:
+            if self.prepared is not prepared:
+                return
+            places = self.places
+            placement = prepared.wanted(places)
+            with self._faults():
+                if await self._run(lambda: load_placement(places.file).version) < placement.version:
+                    await self._write(placement.text)
+            await self._forget_prepared()
+            ended = await self._use(placement, _NOTHING_HELD)
+        log.info("placement_arrived", version=placement.version, topics=list(prepared.leaves), ended_calls=ended)
 
     def reload_soon(self) -> None:
         """Reads the placement file again (SIGHUP)."""
@@ -171,3 +358,19 @@ class Cells:
             self._calls.tell_signal("end", SIGNAL, {"code": error.reason.name})
         else:
             self._calls.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})
+
+
+_NOTHING_HELD: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def _invalid(field: str, message: str) -> StoreError:
+    return StoreError(Reason.INVALID_ARGUMENT, f"{field}: {message}", field=field)
+
+
+def _not_writable(message: str) -> StoreError:
+    return StoreError(
+        Reason.INVALID_ARGUMENT,
+        f"placement: {message}; nothing was changed. Change the file where it comes from, and reload it "
+        "(docs/cells.md)",
+        field="placement",
+    )

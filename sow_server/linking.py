@@ -94,6 +94,13 @@ class InstanceLinks(Links, Protocol):
         """Sets the function that tells whether the access file lets an instance of some name send here. To be called
         before calls are served."""
 
+    def probe_sources(self) -> int:
+        """Sends all sources another probe, at once; returns it."""
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """The reason why not everything of some topics is here that the sources had when they heard a probe; "":
+        everything is. With the probe 0: the reason why they do not send these topics whole."""
+
     def stop_receiving(self) -> None:
         """Ends the links on which others send. Running writes may still wait for peers (rule P5)."""
 
@@ -238,6 +245,14 @@ class Linked(InstanceLinks):
     def ask_access(self, may_send: Callable[[str], bool]) -> None:
         """The names that the access file lets send here."""
         self._commands.may_send = may_send
+
+    def probe_sources(self) -> int:
+        """Sends all sources another probe."""
+        return self._links.node.probe_sources()
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """The reason why not everything of the topics is here."""
+        return self._links.node.lacks(probe, sources, topics)
 
     async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
         """Adds a peer or a source."""
@@ -471,6 +486,14 @@ class NoLinks(InstanceLinks):
 
     def ask_access(self, may_send: Callable[[str], bool]) -> None:
         """Nobody sends here."""
+
+    def probe_sources(self) -> int:
+        """Sends nothing."""
+        return 0
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """They never send here."""
+        return "this instance serves no links"
 
     async def add_peer(self, request: admin_pb2.AddPeerRequest) -> None:
         """Always SET_IN_CONFIG."""

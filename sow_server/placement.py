@@ -2,12 +2,14 @@
 
 [1]  A placement is the same wherever its content is the same: the digest is made of the values, not of the text.
 [2]  A decision is remembered, and forgotten with its placement: a topic costs one look-up.
+[3]  A topic that is on its way here counts as one of the cell that it leaves, until this cell has all of it (rule C16).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias, TypeVar
 
 from sow_server.config import Config, ConfigError
-from sow_server.config.file import TableReader, parse_toml
+from sow_server.config.file import TableReader, parse_text, read_text
 from sow_server.config.kinds import INSTANCE_KIND, Address, Count, Pattern, Texts, ValueKind, quoted, split_address
 from sow_server.config.toml_places import TomlPlaces
 from sow_server.engine.catalog.topics import UNDELIVERED, check_name
@@ -57,6 +59,8 @@ class Placement:
     cells: Mapping[str, tuple[str, ...]]
     """The addresses of each cell, in the order of the file."""
     topics: tuple[PlacedTopics, ...]
+    text: str = field(compare=False, repr=False)
+    """That of the file."""
 
     def cell_of(self, topic: str) -> str:
         """The cell of a topic, which need not exist: that of the first pattern that matches."""
@@ -84,12 +88,21 @@ class Places:
         """`file`: where the placement stands. Raises ValueError if it has no such cell."""
         self.cell: Final = cell
         self.file: Final = file
+        self.held: Mapping[str, str] = MappingProxyType({})
+        """Topics that are on their way here, each with the cell that it leaves ([3])."""
         self.use(placement)
 
-    def use(self, placement: Placement) -> None:
-        """Takes a placement into use. Raises ValueError if it has no cell of this name."""
+    def check(self, placement: Placement) -> None:
+        """Raises ValueError if a placement has no cell of this name."""
         if self.cell not in placement.cells:
             raise ValueError(f"[cells] has no {quoted(self.cell)}, the name of this cell in [placement] cell")
+
+    def use(self, placement: Placement, held: Mapping[str, str] | None = None) -> None:
+        """Takes a placement into use. `held`: in the place of those that are held now ([3]). Raises ValueError as
+        `check`."""
+        self.check(placement)
+        if held is not None:
+            self.held = held
         self.digest = placement.digest
         self._used: _Used = placement, {}
         """In one piece, and with its decisions: another thread remembers none of the placement before ([2])."""
@@ -113,6 +126,8 @@ class Places:
             return None  # each cell has its own
         check_name(topic)  # first: no pattern runs over a name that no topic can have, and none is remembered
         cell = placement.cell_of(topic)
+        if cell == self.cell:
+            cell = self.held.get(topic, cell)
         if len(decided) >= DECISIONS_KEPT:
             decided.clear()
         found = decided[topic] = None if cell == self.cell else cell
@@ -126,7 +141,7 @@ class Places:
         if cell is None:
             return None
         placement, _ = used
-        servers = placement.cells[cell]
+        servers = placement.cells.get(cell, ())  # a cell that a held topic leaves may have gone
         told = ",".join(servers[:SERVERS_TOLD_MAX]) + (",…" if len(servers) > SERVERS_TOLD_MAX else "")
         return StoreError(
             Reason.TOPIC_ELSEWHERE,
@@ -157,14 +172,47 @@ def configured_places(config: Config) -> Places | None:
 
 def load_placement(path: Path) -> Placement:
     """The placement file at a path. Raises ConfigError that names the file and the line or the key."""
-    return _File(path, parse_toml(path)).read()
+    return placement_of(path, read_text(path))
+
+
+def placement_of(path: Path, text: str) -> Placement:
+    """The placement of a text. `path`: the file that it is of, or is to be of. Raises ConfigError as
+    `load_placement`."""
+    return _File(path, text).read()
+
+
+def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Puts a text in the place of a file, on disk, as a whole or not at all. `mode`: that of the file; None: as it was.
+    Raises OSError."""
+    path = path.resolve()  # the file that a link leads to
+    draft = path.with_name(f"{path.name}.{os.getpid()}.new")  # cells of one machine share a file
+    if mode is None and path.exists():
+        mode = path.stat().st_mode & 0o777
+    with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+        file.flush()
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory durable. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 class _File:
-    def __init__(self, path: Path, tables: dict[str, object]) -> None:
+    def __init__(self, path: Path, text: str) -> None:
         self._path = path
-        self._tables = tables
-        self._places = TomlPlaces(path)
+        self._text = text
+        self._tables = parse_text(path, text)
+        self._places = TomlPlaces(path, text)
         self._reader = self._reader_at(None)
 
     def read(self) -> Placement:
@@ -176,7 +224,7 @@ class _File:
         default = self._value("default", INSTANCE_KIND)
         if default not in cells:
             raise self._reader.error("", "default", f"{quoted(default)} is none of [cells]")
-        return Placement(version, default, MappingProxyType(cells), self._topics(cells))
+        return Placement(version, default, MappingProxyType(cells), self._topics(cells), self._text)
 
     def _value(self, key: str, kind: ValueKind[T]) -> T:
         if key not in self._tables:

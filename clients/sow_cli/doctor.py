@@ -538,10 +538,15 @@ def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
         else:
             said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
             yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
+    if (waiting := found.prepared) is not None:
+        said = f"version {waiting.version} of the placement waits since {waiting.since:%Y-%m-%d %H:%M:%S} UTC, for "
+        said += f"{', '.join(waiting.topics)}{f': {waiting.message}' if waiting.message else ''}"
+        advice = "run the same sow cells move again, or undo it with --abort"
+        yield Finding("cells", "warning", said, advice)
     for stray in found.strays:
         servers = ",".join(found.cells[stray.cell])
         yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell)
-    if not found.problems and not found.strays:
+    if not found.problems and not found.strays and found.prepared is None:
         yield Finding("cells", "ok", f"{display.counted(len(found.cells), 'cell')} have the same placement")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from sow_cli import display
+from sow.durations import parse_micros
+from sow_cli import arguments, display
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import CellProblem, Placement
@@ -38,6 +39,10 @@ def list_cells(session: Session, output: Output) -> None:
     if not found.cell:
         note(NO_CELLS)
     output.many(list(_rows(found)), names=_NAMES, nothing="")
+    if found.prepared is not None:
+        waiting = found.prepared
+        told = f": {waiting.message}" if waiting.message else ""
+        note(f"version {waiting.version} of the placement waits here, for {', '.join(waiting.topics)}{told}")
     if output.is_table and found.cell:
         note(f"this server is of the cell {found.cell}; the placement has version {found.version}")
         if found.strays:
@@ -121,3 +126,83 @@ def reload(session: Session, output: Output) -> None:
             Fact("digest", done.digest, done.digest),
         ]
     )
+
+
+@cells.command(short_help="Move topics with their records to another cell.")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--to", "cell", required=True, metavar="CELL", help="The cell to which they go.")
+@click.option("--keep", is_flag=True, help="Leave the copies where the topics have been.")
+@click.option(
+    "--links-before",
+    type=arguments.duration,
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the links are complete before the switch: what readers get in this time lets them go on.",
+)
+@click.option(
+    "--links-for",
+    type=arguments.duration,
+    default="5s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long the links stay after the switch, for readers that come from the other cell with a bookmark.",
+)
+@click.option("--link-ca", default="", metavar="PATH", help="Authorities of the other cell's certificate: TLS.")
+@click.option("--link-certificate", default="", metavar="PATH", help="The certificate that a server shows the other.")
+@click.option("--link-key", default="", metavar="PATH", help="The key of that certificate.")
+@click.option("--link-token-file", default="", metavar="PATH", help="A file with the token of the links.")
+@click.option("--abort", is_flag=True, help="Undo a move that has not switched yet.")
+@click.option("--accept-loss", is_flag=True, help="With --abort: also where the other cell is lost for good.")
+@output_option
+@click.pass_obj
+def move(
+    session: Session,
+    output: Output,
+    topics: tuple[str, ...],
+    cell: str,
+    *,
+    keep: bool,
+    links_before: str,
+    links_for: str,
+    link_ca: str,
+    link_certificate: str,
+    link_key: str,
+    link_token_file: str,
+    abort: bool,
+    accept_loss: bool,
+) -> None:
+    """Move topics with their records to another cell, while programs use them.
+
+    The topics are replicated to the other cell, and the placement is switched once it has everything. For a moment no
+    cell takes them, and programs wait. Views move with their source, and dead letters with their topic. Ended at any
+    point, the same command goes on. It needs the permission operator in all cells, and servers with [replication]
+    `serve_links = true`. The paths are on the machines of the servers.
+
+    \b
+    Examples:
+      sow cells move orders --to b
+      sow cells move orders --to b --abort
+    """
+    from sow_cli.moving import LinkFiles, Mover  # only this command needs it
+
+    if accept_loss and not abort:
+        raise click.UsageError("--accept-loss goes with --abort")
+    files = LinkFiles(link_ca, link_certificate, link_key, link_token_file)
+    before, after = (parse_micros(text) / 1_000_000 for text in (links_before, links_for))
+    with Mover(session, tuple(dict.fromkeys(topics)), cell, note, files, keep, before, after) as mover:
+        done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
+    output.one(
+        [
+            Fact("topics", list(done.topics), display.safe(", ".join(done.topics))),
+            Fact("from", done.left or None, done.left),
+            Fact("to", done.cell, done.cell),
+            Fact("version", done.version, str(done.version)),
+            Fact("pause_micros", *_pause(done.pause_seconds), label="pause"),
+            Fact("kept", list(done.kept), ", ".join(done.kept) or "none", label="copies left"),
+        ]
+    )
+
+
+def _pause(seconds: float | None) -> tuple[int | None, str]:
+    return (None, "none") if seconds is None else (round(seconds * 1e6), f"{seconds * 1e3:.0f} ms")

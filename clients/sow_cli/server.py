@@ -139,10 +139,13 @@ def _cells(client: Client) -> list[Fact]:
         return []
     problems = [f"{problem.cell} {problem.kind.lower()}" for problem in found.problems]
     shown = ", ".join([*problems, *([f"{display.counted(len(found.strays), 'stray')}"] if found.strays else [])])
+    waiting = found.prepared
+    told = "" if waiting is None else f"{waiting.version}  ({display.safe(', '.join(waiting.topics))})"
     return [
         Fact("cell", found.cell, f"{found.cell}  (placement {found.version})"),
         Fact("cell_problems", problems, shown or "none", label="cells in trouble"),
         Fact("stray_topics", len(found.strays), ""),
+        Fact("placement_waiting", None if waiting is None else waiting.version, told, label="placement waiting"),
     ]
 
 

@@ -92,11 +92,17 @@ topic.add_command(topics, "list")
     is_flag=True,
     help="A topic that exists stays as it is, with exit code 0; settings that differ are a remark on stderr.",
 )
+@click.option("--here", is_flag=True, help="In this cell, although it lives in another one: the copy before a move.")
 @settings.topic_options
 @output_option
 @click.pass_obj
 def create(
-    session: Session, output: Output, name: str, if_not_exists: bool, **given: Unpack[settings.TopicOptions]
+    session: Session,
+    output: Output,
+    name: str,
+    if_not_exists: bool,
+    here: bool,
+    **given: Unpack[settings.TopicOptions],
 ) -> None:
     """Create the topic NAME.
 
@@ -114,7 +120,7 @@ def create(
     wanted = settings.topic_settings(given)
     with session.client() as client:
         try:
-            created = client.create_topic(name, **wanted)
+            created = client.create_topic(name, here=True, **wanted) if here else client.create_topic(name, **wanted)
         except AlreadyExists:
             if not if_not_exists:
                 raise

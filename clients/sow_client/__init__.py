@@ -41,7 +41,15 @@ from sow_client._keys import Key
 from sow_client._loads import Load, LoadFigures, LoadInfo, LoadPart, LoadProgress
 from sow_client._packed import PackedColumn, PackedRecords
 from sow_client._payloads import MessageTypeName, PayloadForm
-from sow_client._placement import CellProblem, CellTrouble, PlacedTopics, Placement, PlacementReloaded, Stray
+from sow_client._placement import (
+    CellProblem,
+    CellTrouble,
+    PlacedTopics,
+    Placement,
+    PlacementReloaded,
+    PreparedPlacement,
+    Stray,
+)
 from sow_client._publish_core import Ack, OpenedPublisher
 from sow_client._publisher import Publisher
 from sow_client._records import (
@@ -262,6 +270,7 @@ __all__ = [
     "PlacementReloaded",
     "Policy",
     "Prefer",
+    "PreparedPlacement",
     "PublishFailed",
     "Published",
     "Publisher",

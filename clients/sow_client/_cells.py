@@ -9,7 +9,7 @@ topic that lives elsewhere, in the error TOPIC_ELSEWHERE of a call of which noth
     [2]  Only home's word about addresses counts, so credentials go to addresses of the program and of its home alone.
          Another cell's word is a doubt: what is remembered of the topic is forgotten, and home is asked again.
     [3]  A call asks home at most `ASKED_MAX` times. If home names a cell again that has denied it in the same call, the
-         call ends, and its error has the words of both.
+         call begins again after each of `PAUSES`. Then it ends, and its error has the words of both.
     [4]  The cells of a client differ in their channels, and in the positions of their publishes (rule P6). All else,
          such as TLS, the token and the timeouts, is the client's.
     [5]  Calls over all cells ask home for its placement, beside home's own answer: a client of one server waits for no
@@ -36,6 +36,9 @@ from sow_client._writes import Sequencer
 from sow_client.errors import InvalidArgument, SowError
 
 ELSEWHERE: Final = "TOPIC_ELSEWHERE"
+PAUSES: Final = (0.02, 0.05, 0.1, *[0.2] * 10)
+"""Seconds after which a call is made again that two cells have denied, each in favour of the other: so it is while a
+topic moves from one to the other (rule C17)."""
 ASKED_MAX: Final = 2
 """How often one call is told by home that its topic lives elsewhere."""
 
@@ -217,13 +220,14 @@ class Led(Protocol):
 class Way(Generic[_Transport]):
     """The way of one call to the cell of its topic, or of one stream that is made again and again."""
 
-    __slots__ = ("_asked", "_cells", "_denied", "_home", "_missing", "_refused", "_topic", "place")
+    __slots__ = ("_asked", "_cells", "_denied", "_home", "_missing", "_paused", "_refused", "_topic", "place")
 
     def __init__(self, cells: Cells[_Transport], topic: str, place: Place[_Transport]) -> None:
         self.place = place
         """Where the next call is made."""
         self._cells = cells
         self._topic = topic
+        self._paused = 0  # how often the call has begun again
         self._begin()
 
     def _begin(self) -> None:
@@ -271,10 +275,23 @@ class Way(Generic[_Transport]):
         self.place, self._missing = found, None
         return True
 
-    def follow(self, error: SowError) -> None:
-        """As `leads`. Raises the error, as `told`, if the call is not to be made again."""
-        if not self.leads(error):
+    def follow(self, error: SowError) -> float:
+        """Seconds after which the call is to be made again, at `place`. Raises the error, as `told`, if it is not."""
+        if self.leads(error):
+            return 0.0
+        pause = self.pause(error)
+        if pause is None:
             raise self.told(error) from error.__cause__
+        return pause
+
+    def pause(self, error: SowError) -> float | None:
+        """Seconds after which the call is to be made again, as two cells contradict each other: home is asked then.
+        None: it has ended."""
+        if error.reason != ELSEWHERE or not self.differs or self._paused == len(PAUSES):
+            return None
+        self._paused += 1
+        self.begin_again()
+        return PAUSES[self._paused - 1]
 
     def _is_of_another(self, error: SowError) -> bool:
         """True: it is about another topic of a call that has several. The cell of the first one decides."""

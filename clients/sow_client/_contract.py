@@ -84,12 +84,16 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
         **{f"settings.{name}": 2 for name in _SETTINGS},
         **{f"settings.{name}": 3 for name in _CAPS},
         "view": 3,  # it would make an ordinary topic
+        "here": 3,  # it would be refused as one of another cell, or make it where there are no cells
     },
     admin_pb2.AlterTopicRequest: {
         **{f"settings.{name}": 2 for name in _SETTINGS},
         **{f"settings.{name}": 3 for name in _CAPS},
     },
     admin_pb2.DeleteTopicRequest: {"here": 3},  # it would delete a topic that it serves
+    admin_pb2.ReloadPlacementRequest: dict.fromkeys(
+        ("placement", "prepare", "drop_prepared"), 3
+    ),  # it would read its file
     admin_pb2.SetPolicyRequest: {f"policy.topic.{name}": 3 for name in _CAPS},
     admin_pb2.RestampRequest: _PARAMETERS,
     admin_pb2.WatchFiguresRequest: {"history_micros": 3},  # it would begin with those of now

@@ -51,6 +51,19 @@ class CellProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedPlacement:
+    """A placement that a server keeps, and takes into use by itself once it may. Rule: C16."""
+
+    version: int
+    digest: str
+    since: datetime
+    topics: tuple[str, ...]
+    """The topics that move with it."""
+    message: str
+    """The reason why it is not in force yet, for people."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """The placement of topics in cells, as far as the caller may know it. Rule: C8."""
 
@@ -72,6 +85,10 @@ class Placement:
     copy: Stray | None = None
     """The topic that was asked for, as it is stored in the cell of the server, wherever it is placed; None: it does not
     exist there."""
+    prepared: PreparedPlacement | None = None
+    """The placement that waits there; None: none does."""
+    text: str = field(default="", repr=False)
+    """That of the placement file. For callers with `operator` alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,8 @@ class PlacementReloaded:
     changed: bool
     ended_calls: int
     """Calls that were ended, because their topics live in another cell now."""
+    prepared: bool = False
+    """Another placement waits."""
 
 
 def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
@@ -102,7 +121,14 @@ def placement(message: admin_pb2.GetPlacementResponse) -> Placement:
             if problem.kind in _TROUBLE
         ),
         _stray(message.copy) if message.HasField("copy") else None,
+        _prepared(message.prepared) if message.HasField("prepared") else None,
+        message.text,
     )
+
+
+def _prepared(message: admin_pb2.PreparedPlacement) -> PreparedPlacement:
+    since = datetime_of(message.since_micros)
+    return PreparedPlacement(message.version, message.digest, since, tuple(message.topics), message.message)
 
 
 def _stray(message: admin_pb2.Stray) -> Stray:
@@ -112,4 +138,4 @@ def _stray(message: admin_pb2.Stray) -> Stray:
 
 def reloaded(message: admin_pb2.ReloadPlacementResponse) -> PlacementReloaded:
     """The outcome that a message tells."""
-    return PlacementReloaded(message.version, message.digest, message.changed, message.ended_calls)
+    return PlacementReloaded(message.version, message.digest, message.changed, message.ended_calls, message.prepared)

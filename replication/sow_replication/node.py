@@ -12,7 +12,7 @@ about once a second, and `wake` after durable commits.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from sow.v1 import replication_pb2, types_pb2
@@ -21,6 +21,7 @@ from sow_replication.backoff import OPERATORS
 from sow_replication.gates import Gates
 from sow_replication.greeting import Decision, Known, Wait, decide, not_itself
 from sow_replication.link_states import Incoming, Outgoing
+from sow_replication.link_topics import TopicState
 from sow_replication.options import Mode, NodeOptions, PeerOptions
 from sow_replication.ports import ANY_CALLER, PeerCaller, Refused, Store
 from sow_replication.purging import TombstonePurge
@@ -250,6 +251,10 @@ class Node:
         )
         if incoming is None:
             return decision
+        reason = decision.reason if isinstance(decision, Refused) else types_pb2.ERROR_REASON_RESEED_PENDING
+        if out is not None and out.state == "refused" and reason == types_pb2.ERROR_REASON_RESEED_PENDING:
+            # It may have been given this one's name just now. Where it has to wait, it even waits for this link.
+            out.next_at_micros = self.store.now_micros()
         if isinstance(decision, Refused):
             if not incoming.trouble.is_like(decision):
                 self.observe("link_refused", {"peer": name, "reason": decision.reason, "message": decision.message})
@@ -258,8 +263,6 @@ class Node:
             incoming.live = receiver
             incoming.trouble.passed()
             incoming.covers.clear()
-            if out is not None and out.state == "refused":
-                out.next_at_micros = self.store.now_micros()  # it may have been given this one's name just now
             if live is not None:
                 live.fail(Refused(types_pb2.ERROR_REASON_UNSPECIFIED, f"{name} has opened another link"))
         return decision
@@ -334,6 +337,42 @@ class Node:
             why = Refused(types_pb2.ERROR_REASON_INTERNAL, f"{type(error).__name__}: {error}")
             self.observe("tick_failed", {"reason": why.reason, "message": why.message, "exc_info": error})
             machine.fail(why)
+
+    def probe_sources(self) -> int:
+        """Sends all sources another probe, at once; returns it."""
+        self.probe = max(self.store.now_micros(), self.probe + 1)
+        for incoming in self.incoming.values():
+            if incoming.live is not None:
+                incoming.live.wake()
+        return self.probe
+
+    def lacks(self, probe: int, sources: Iterable[str], topics: Iterable[str]) -> str:
+        """The reason why not everything of some topics is here that the sources had when they heard a probe; "":
+        everything is. With the probe 0: the reason why they do not send these topics whole."""
+        for name in sources:
+            incoming = self.incoming.get(name)
+            if incoming is None:
+                return f"{name} is no source of this instance"
+            live = incoming.live
+            if live is None or not live.streaming:
+                why = incoming.trouble.message
+                return f"no link from {name} is up{f': {why}' if why else ''}"
+            if live.filter:
+                return f"{name} sends only what matches a filter"
+            states = {topic: (state, message) for topic, state, message in live.topics()}
+            for topic in topics:
+                state, message = states.get(topic, (None, ""))
+                if state is None:
+                    return f"{name} does not send {topic}"
+                if state is not TopicState.SEEDED:
+                    told = f": {message}" if message else ""
+                    return f"{topic} from {name} is {state.name.lower()}{told}"
+            out = self.outgoing.get(name)
+            if out is None or out.sender is None or not out.sender.streaming or out.sender.link_topics.seeding:
+                return f"nothing goes back to {name} yet, and without that it does not tell of its durables"
+            if live.satisfied_probe < probe or live.durables_under_way:
+                return f"changes of {name} are under way"
+        return ""
 
     def lagging(self, name: str) -> bool:
         """True if changes are known to be under way between this instance and a peer, in either direction."""

@@ -21,6 +21,11 @@ class PublishersToSend:
         """The id after which the next part is to be read; None: there is none to read now."""
         return self._after_id if self._waiting is None else None
 
+    @property
+    def are_sent(self) -> bool:
+        """True if all of them were sent, or there are none to send."""
+        return self._after_id is None and self._waiting is None
+
     def begin_again(self) -> None:
         """All of them are to be sent: changes may have been left out until now. There may be very many."""
         self._waiting = None

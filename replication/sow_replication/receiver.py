@@ -136,6 +136,8 @@ class Receiver:
         """A probe that the sender has echoed, and its head at that time."""
         self.satisfied_probe = 0
         """Everything that the sender had when it heard this probe has been applied."""
+        self.durables_under_way = 0
+        """Messages about durables that the store has not yet answered."""
         self.skew: Final = Skew()
         self._heard_at = store.now_micros()
 
@@ -401,9 +403,8 @@ class Receiver:
         if not self._tell_of(heartbeat.probe, heartbeat.head_sequence, heartbeat.now_micros):
             return
         moved = heartbeat.upto - self._received
-        if moved >= self._options.cursor_sequences_max or (
-            moved > 0 and self._heard_at - self._moved_at >= self._options.cursor_micros
-        ):
+        is_due = self._target is not None or self._heard_at - self._moved_at >= self._options.cursor_micros
+        if moved >= self._options.cursor_sequences_max or (moved > 0 and is_due):
             self._apply(self._received, heartbeat.upto, [], [], size)
         self._acknowledge = True
         self.wake()
@@ -414,9 +415,11 @@ class Receiver:
         marks = [one for one in message.durables if self.caller.permits(one.topic)]
         size = message.size
         self._bytes += size
+        self.durables_under_way += 1
 
         def taken(result: MergeCounts | Refused) -> None:
             self._bytes -= size
+            self.durables_under_way -= 1
             if isinstance(result, Refused):
                 self.fail(result)  # the next link tells of all of them
             self.wake()

@@ -18,7 +18,8 @@ The states of its topics are those of `link_topics`.
          which the topics were last looked at: up to there the peer has everything. Tombstones, the other direction and
          REPLICATED rely on that.
     [6]  A head goes out with a probe only after everything that was read before that head. A receiver that has applied
-         all earlier messages then has everything that this instance had (rule R4).
+         all earlier messages then has everything that this instance had (rule R4). A probe is answered at once, as
+         topics that move wait for it (rule C16).
     [7]  Publishers are sent once all topics are seeded, and again after each seed: as of a sequence, and behind all
          changes up to it (rule F11).
     [8]  Replicated durables are told of topics that are seeded, see `durable_marks`.
@@ -126,6 +127,8 @@ class Sender:
         self._probe = 0
         """The last probe of the receiver."""
         self._echo = _Echo(0, 0)
+        self._probe_echoed = 0
+        """The last probe that was sent back."""
         self._durables = DurableTeller(store)
         self._missed_mark: int | None = None
         """The sequence that the peer has to acknowledge before `missed` is cleared."""
@@ -193,7 +196,7 @@ class Sender:
                 self.peer.filter,
                 self._options.read_bytes_max,
                 head,
-                self._probe,
+                self._answered_probe,
             )
         self._seed_turn = False
         for name in sorted(names):
@@ -236,7 +239,7 @@ class Sender:
         if part.marks:
             changes = replication_pb2.Changes(upto=self._read_upto, publishers=map(mark_message, part.marks))
             message = replication_pb2.ReplicateRequest(changes=changes)
-            echo = _Echo(self._probe, self._store.head())
+            echo = _Echo(self._answered_probe, self._store.head())
             self._push(_Ready(message, message.ByteSize(), self._read_upto, 0, echo, "", None, False))
         self.wake()
 
@@ -336,10 +339,16 @@ class Sender:
         if self._ready and self._window.has_room(self._ready[0].size):
             self._sent_at = now
             return self._send(self._ready.popleft(), now)
-        if now - self._sent_at >= self._options.heartbeat_micros:
+        due = now - self._sent_at >= self._options.heartbeat_micros
+        if (due or self._probe > self._echo.probe) and self._has_sent_all:
+            self._echo = _Echo(self._probe, self._store.head())
+            self.tell_durables()  # the peer has them before the answer to the probe
+            if self._control:
+                self._sent_at = now
+                return self._control.popleft()
+        if due or self._echo.probe > self._probe_echoed:
             self._sent_at = now
-            if self._reading is None and self._held is None and not self._ready:
-                self._echo = _Echo(self._probe, self._store.head())
+            self._probe_echoed = self._echo.probe
             return replication_pb2.ReplicateRequest(
                 heartbeat=replication_pb2.Heartbeat(
                     head_sequence=self._echo.head,
@@ -350,6 +359,16 @@ class Sender:
             )
         return None
 
+    @property
+    def _has_sent_all(self) -> bool:
+        """True if everything was sent up to the head ([6]), publishers among it."""
+        return self._reading is None and self._held is None and not self._ready and self._publishers.are_sent
+
+    @property
+    def _answered_probe(self) -> int:
+        """The probe that what is read now answers: not the last one, as long as publishers are to be sent."""
+        return self._probe if self._publishers.are_sent else self._echo.probe
+
     def _send(self, ready: _Ready, now: int) -> replication_pb2.ReplicateRequest:
         request = ready.request
         assert request is not None, "the others were skipped"
@@ -358,6 +377,7 @@ class Sender:
         if ready.seed is None:
             assert ready.echo is not None, "changes have one"
             self._echo = ready.echo
+            self._probe_echoed = ready.echo.probe
             changes = request.changes
             changes.after = self._changes_upto
             self._sent_upto = self._changes_upto = ready.upto

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sow_server.config.kinds import INSTANCE_KIND, split_address
+from sow_server.config.kinds import INSTANCE_KIND, is_loopback, split_address
 from sow_server.config.relations import Complain
 from sow_server.config.sections import LISTENERS_TABLE, PEERS_TABLE, Config, Place
 
@@ -96,6 +96,7 @@ def of_cell(config: Config, cell: Cell, complain: Complain) -> Config:
         replication=dataclasses.replace(
             config.replication,
             accept=tuple(_name("replication", "accept", name, cell, complain) for name in config.replication.accept),
+            serve_links=config.replication.serve_links or _may_link(config),
         ),
         peers=tuple(
             dataclasses.replace(
@@ -118,10 +119,21 @@ def places(config: Config) -> Iterable[Place]:
     """The places of the settings that `of_cell` sets in a configuration, for their origin."""
     if config.placement.file is None:
         yield "placement", 0, "file"
+    if _may_link(config):
+        yield "replication", 0, "serve_links"
     several = {LISTENERS_TABLE: len(config.listener_tables), PEERS_TABLE: len(config.peers)}
     for table, key in DIFFER:
         for number in range(1, several[table] + 1) if table in several else (0,):
             yield table, number, key
+
+
+def _may_link(config: Config) -> bool:
+    """True if the cells serve links without being told to: topics that move from one to another go over them (rule
+    C15). Other machines that reach a cell prove which peer they are, so without an access file there are none."""
+    listeners = [listener for listener in config.listeners if listener.links]
+    return bool(listeners) and (
+        config.access.file is not None or all(is_loopback(listener.listen) for listener in listeners)
+    )
 
 
 class _Ports:

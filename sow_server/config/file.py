@@ -174,13 +174,22 @@ def check_accepted(config: Config, name: str) -> None:
 
 
 def parse_toml(path: Path) -> dict[str, object]:
+    return parse_text(path, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ConfigError."""
     try:
-        text = path.read_bytes().decode()
+        return path.read_bytes().decode()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: is not UTF-8 at byte {error.start}") from error
+
+
+def parse_text(path: Path, text: str) -> dict[str, object]:
+    """The tables of a text. `path`: the file that it is of, for the error. Raises ConfigError."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

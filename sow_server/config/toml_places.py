@@ -12,13 +12,15 @@ _HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[(
 class TomlPlaces:
     """The lines of the headings of a file: TOML values do not know theirs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        """`text`: that of the file, where it is known."""
         self._name = path.name
         self._lines: dict[str, list[int]] = {}
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it was removed since it was read; its lines are for messages only
-            text = ""
+        if text is None:
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace")
+            except OSError:  # it was removed since it was read; its lines are for messages only
+                text = ""
         for number, line in enumerate(text.splitlines(), 1):
             if (heading := _HEADING.match(line)) is not None:
                 name = re.sub(r"[\s\"']", "", heading[1] or heading[2])

@@ -62,15 +62,20 @@ class AdminService:
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     async def CreateTopic(self, request: admin_pb2.CreateTopicRequest, call: Call) -> admin_pb2.CreateTopicResponse:
-        call.require_create(request.name)
+        here = request.here
+        if here:
+            call.require_on_server(Action.OPERATOR)  # of a topic and those that belong to it, wherever they are
+        else:
+            call.require_create(request.name)
         call.creates("topics", request.name)
         declared = settings_convert.settings(request.settings)
-        self._check_dead_letter(call, request.name, declared)
         view = settings_convert.view(request.view) if request.HasField("view") else None
-        if view is not None:
-            self._check_view(call, view)
+        if not here:
+            self._check_dead_letter(call, request.name, declared)
+            if view is not None:
+                self._check_view(call, view)
         created = await self._administration.create_topic(request.name, declared, view=view)
-        log.info("topic_created", topic=created.name, source="" if view is None else view.source)
+        log.info("topic_created", topic=created.name, source="" if view is None else view.source, here=here)
         return admin_pb2.CreateTopicResponse(topic=self._message(call, created), warnings=warnings(created.settings))
 
     async def AlterTopic(self, request: admin_pb2.AlterTopicRequest, call: Call) -> admin_pb2.AlterTopicResponse:
@@ -131,7 +136,10 @@ class AdminService:
         else:
             call.topic(request.name, whole=True)
         deleted = await self._administration.delete_topic(
-            request.name, force=request.force, sees=_views_seen(call, request.name)
+            request.name,
+            force=request.force,
+            in_config=request.here,  # the configuration declares it for the cell that it is placed in
+            sees=_views_seen(call, request.name),
         )
         log.info("topic_deleted", topic=request.name, records=deleted, forced=request.force, here=request.here)
         return admin_pb2.DeleteTopicResponse(deleted_records=deleted)

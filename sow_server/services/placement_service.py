@@ -6,15 +6,21 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from typing import Final
 
 from sow.v1 import admin_pb2
 from sow_server.access.caller import Call
 from sow_server.access.needs import Action
-from sow_server.cells import NO_PLACEMENT, Cells
+from sow_server.cells import NO_PLACEMENT, Cells, Reloaded
 from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places
+from sow_server.prepared import SOURCES_MAX, TOPICS_MAX
+from sow_server.services.wire import convert
+
+TEXT_CHARACTERS_MAX: Final = 2_000_000
+"""The bound of a placement file that comes with a call: 10,000 patterns of 200 characters."""
 
 
 class PlacementService:
@@ -32,7 +38,8 @@ class PlacementService:
             return admin_pb2.GetPlacementResponse()
         places = cells.places
         placement = places.placement
-        response = admin_pb2.GetPlacementResponse(cell=places.cell, version=placement.version, digest=places.digest)
+        version, digest = cells.told
+        response = admin_pb2.GetPlacementResponse(cell=places.cell, version=version, digest=digest)
         if not (call.unrestricted or call.owner):
             return response
         response.cells.extend(
@@ -42,10 +49,22 @@ class PlacementService:
             response.topic_cell = places.elsewhere(request.topic) or places.cell
         if not call.may(Action.OBSERVE):
             return response
+        if call.may(Action.OPERATOR):
+            response.text = placement.text
         response.default_cell = placement.default
         response.topics.extend(
             [admin_pb2.PlacedTopics(pattern=placed.pattern, cell=placed.cell) for placed in placement.topics]
         )
+        if (waiting := cells.prepared) is not None:
+            response.prepared.CopyFrom(
+                admin_pb2.PreparedPlacement(
+                    version=waiting.placement.version,
+                    digest=waiting.placement.digest,
+                    since_micros=waiting.since_micros,
+                    topics=sorted(waiting.leaves),
+                    message=cells.waits_for,
+                )
+            )
         strays = call.topics(stray=True)
         topic = call.existing(request.topic)
         run = asyncio.get_running_loop().run_in_executor
@@ -89,11 +108,33 @@ class PlacementService:
         cells = self._cells
         if cells is None:
             raise StoreError(Reason.INVALID_ARGUMENT, NO_PLACEMENT)
-        reloaded = await cells.reload()
+        reloaded = await self._placed(cells, request, call)
         call.notes.update(version=reloaded.version, ended_calls=reloaded.ended_calls)
         return admin_pb2.ReloadPlacementResponse(
             version=reloaded.version,
             digest=reloaded.digest,
             changed=reloaded.changed,
             ended_calls=reloaded.ended_calls,
+            prepared=reloaded.prepared,
         )
+
+    async def _placed(self, cells: Cells, request: admin_pb2.ReloadPlacementRequest, call: Call) -> Reloaded:
+        text = request.placement
+        if request.drop_prepared:
+            if text or request.HasField("prepare"):
+                raise convert.invalid("drop_prepared", "goes with neither placement nor prepare")
+            call.notes.update(drops=True)
+            return await cells.drop_prepared()
+        if len(text) > TEXT_CHARACTERS_MAX:
+            raise convert.invalid("placement", f"{len(text)} characters are more than {TEXT_CHARACTERS_MAX}")
+        if not request.HasField("prepare"):
+            return await cells.reload(text)
+        topics, sources = request.prepare.topics, request.prepare.sources
+        if not text:
+            raise convert.invalid("prepare", "needs placement, the text to be prepared")
+        if not 1 <= len(topics) <= TOPICS_MAX:
+            raise convert.invalid("prepare.topics", f"{len(topics)} are not 1 to {TOPICS_MAX}")
+        if len(sources) > SOURCES_MAX:
+            raise convert.invalid("prepare.sources", f"{len(sources)} are more than {SOURCES_MAX}")
+        call.notes.update(prepares=" ".join(topics))
+        return await cells.prepare(text, topics, sources, self._reading.clock.now_micros())

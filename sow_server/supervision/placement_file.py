@@ -10,7 +10,6 @@ names none.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from typing import Final
 from sow_server.config import Config, ConfigError, split_address
 from sow_server.config.cells import PLACEMENT
 from sow_server.config.kinds import quoted
-from sow_server.placement import Placement, load_placement
+from sow_server.placement import Placement, load_placement, replace_file
 from sow_server.supervision.directories import numbers
 
 _EVERY_ADDRESS: Final = ("0.0.0.0", "::")
@@ -38,14 +37,9 @@ def prepare(cells: Mapping[str, Config]) -> None:
     path, text = _file(cells), to_make(cells)
     if not text:
         return
-    draft = path.with_name(f"{path.name}.new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
 

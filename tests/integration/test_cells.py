@@ -125,6 +125,8 @@ def names_a_topic(case: Case, things: Things) -> bool:
     request = case.request(things)
     if "Policy" in case.method or "Peer" in case.method:
         return False
+    if getattr(request, "here", False):
+        return False
     fields = request.DESCRIPTOR.fields_by_name
     named = [name for name in ("topic", "topics", "load_id", "export_id") if name in fields and getattr(request, name)]
     return bool(named) or (case.method.endswith("Topic") and bool(getattr(request, "name", "")))

@@ -322,9 +322,10 @@ def liars() -> Iterator[tuple[Liar, Liar, Liar]]:
 
 
 def test_no_other_cell_sends_a_client_with_its_token_to_a_third(
-    connect: Connect, liars: tuple[Liar, Liar, Liar]
+    connect: Connect, liars: tuple[Liar, Liar, Liar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Home's word counts alone: b names c, so home is asked again, and then the call ends. c sees nothing."""
+    monkeypatch.setattr("sow_client._cells.PAUSES", ())
     home, b, c = liars
     home.sends_to, b.sends_to, c.sends_to = b.address, c.address, home.address
     with connect(home.address, token=TOKEN) as client:

@@ -12,7 +12,7 @@ from typing import Unpack
 from sow.v1 import access_pb2, admin_pb2
 from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
-from sow_client._cells import in_cell
+from sow_client._cells import Way, in_cell
 from sow_client._failover import Instance
 from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
@@ -31,6 +31,7 @@ from sow_client._reports import (
 )
 from sow_client._setting_values import DurableSettingsArguments, TopicSettings, TopicSettingsArguments
 from sow_client.aio._calls import AsyncCalls
+from sow_client.aio._moving import AsyncTransport
 from sow_client.errors import AlreadyExists
 
 
@@ -50,19 +51,21 @@ class AsyncAdministration(AsyncCalls):
         settings: TopicSettings | None = None,
         *,
         exist_ok: bool = False,
+        here: bool = False,
         **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
         """Creates a topic, from a TopicSettings or from its fields as keyword arguments.
 
         A topic that exists already raises AlreadyExists, and is not changed. With `exist_ok` it is returned as it is;
-        its settings may be others than those given here: see `Topic.settings`.
+        its settings may be others than those given here: see `Topic.settings`. `here` creates it in the cell of this
+        server, although it is placed in another one, as a copy that is to get its records; it needs `operator`.
 
-        Rule: K1.
+        Rules: K1, C15.
         """
+        request = _admin.create_request(name, settings, named)
+        request.here = here
         try:
-            response = await self._call(
-                self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True
-            )
+            response = await self._call(self._admin.CreateTopic, request, once=True, way=self._here(here))
         except AlreadyExists:
             if not exist_ok:
                 raise
@@ -78,6 +81,7 @@ class AsyncAdministration(AsyncCalls):
         group_by: Expressions | None = None,
         select: Expressions | None = None,
         exist_ok: bool = False,
+        here: bool = False,
         **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
         """Creates a view: a topic whose records follow from those of `source` that match `where`, in each commit.
@@ -86,13 +90,14 @@ class AsyncAdministration(AsyncCalls):
         are as in `query`, `select` as `aggregate` there. Without them it has a record for each one of the source, under
         its key, with the fields and expressions of `select`. The other arguments are settings of the topic, such as
         `index`. The view can be read once it is built: until then reads raise Unavailable with VIEW_BUILDING, and
-        `describe_topic` tells how far it is. `exist_ok` as in `create_topic`.
+        `describe_topic` tells how far it is. `exist_ok` and `here` as in `create_topic`.
 
         Rules: V1, V3, V6.
         """
         request = _admin.create_view_request(name, source, where, group_by, select, named)
+        request.here = here
         try:
-            response = await self._call(self._admin.CreateTopic, request, once=True)
+            response = await self._call(self._admin.CreateTopic, request, once=True, way=self._here(here))
         except AlreadyExists:
             if not exist_ok:
                 raise
@@ -121,9 +126,12 @@ class AsyncAdministration(AsyncCalls):
         Rules: T5, C5.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, force=force, here=here)
-        way = self._cells.way("") if here else None  # the copy is here, and the topic is elsewhere
-        response = await self._call(self._admin.DeleteTopic, request, once=True, way=way)
+        response = await self._call(self._admin.DeleteTopic, request, once=True, way=self._here(here))
         return response.deleted_records
+
+    def _here(self, here: bool) -> Way[AsyncTransport] | None:
+        """The way of a call about a copy in the cell of this server: the topic is elsewhere."""
+        return self._cells.way("") if here else None
 
     async def restamp(
         self,

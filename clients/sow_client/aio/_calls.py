@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -348,7 +349,7 @@ class AsyncCalls:
                     renews=renews,
                 )
             except SowError as error:
-                way.follow(error)
+                await asyncio.sleep(way.follow(error))
 
     async def _call_at(
         self,
@@ -438,8 +439,9 @@ class AsyncCalls:
                 return
             except grpc.RpcError as error:
                 failed = await way.place.transport.failure(error)
-                if begun or not way.leads(failed):
+                if begun:
                     raise way.told(failed) from error
+                await asyncio.sleep(way.follow(failed))
             finally:
                 if call is not None:
                     call.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -555,7 +556,7 @@ class AsyncPublishing(AsyncCalls):
                     place, self._sow.Publish, request, goes=self._goes(request), at_most=at_most
                 )
             except SowError as error:
-                way.follow(error)
+                await asyncio.sleep(way.follow(error))
             finally:
                 place.sequencer.give_back(position, response)
         if any(result.refusal.reason == types_pb2.ERROR_REASON_PAYLOAD_MALFORMED for result in response.results):

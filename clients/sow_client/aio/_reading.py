@@ -289,8 +289,12 @@ class AsyncReading(AsyncCalls):
             except (grpc.RpcError, SowError) as error:
                 translated = await transport.explained(progress.broken(error), line)
                 transport.doubt(translated.reason)
-                if not progress.yielded and way.leads(translated):
-                    continue
+                if not progress.yielded:
+                    if way.leads(translated):
+                        continue
+                    if (pause := way.pause(translated)) is not None:
+                        await asyncio.sleep(pause)
+                        continue
                 translated = way.told(translated)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX

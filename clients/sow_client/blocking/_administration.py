@@ -13,7 +13,7 @@ from typing import Unpack
 from sow.v1 import access_pb2, admin_pb2
 from sow_client import _access, _admin, _failover, _replication, _retention, _statuses, _writes
 from sow_client._access import AccessDecision, CallerSession, Identity
-from sow_client._cells import in_cell
+from sow_client._cells import Way, in_cell
 from sow_client._failover import Instance
 from sow_client._grouping import Expressions
 from sow_client._parameters import Parameters
@@ -32,6 +32,7 @@ from sow_client._reports import (
 )
 from sow_client._setting_values import DurableSettingsArguments, TopicSettings, TopicSettingsArguments
 from sow_client.blocking._calls import Calls
+from sow_client.blocking._moving import Transport
 from sow_client.errors import AlreadyExists
 
 
@@ -51,17 +52,21 @@ class Administration(Calls):
         settings: TopicSettings | None = None,
         *,
         exist_ok: bool = False,
+        here: bool = False,
         **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
         """Creates a topic, from a TopicSettings or from its fields as keyword arguments.
 
         A topic that exists already raises AlreadyExists, and is not changed. With `exist_ok` it is returned as it is;
-        its settings may be others than those given here: see `Topic.settings`.
+        its settings may be others than those given here: see `Topic.settings`. `here` creates it in the cell of this
+        server, although it is placed in another one, as a copy that is to get its records; it needs `operator`.
 
-        Rule: K1.
+        Rules: K1, C15.
         """
+        request = _admin.create_request(name, settings, named)
+        request.here = here
         try:
-            response = self._call(self._admin.CreateTopic, _admin.create_request(name, settings, named), once=True)
+            response = self._call(self._admin.CreateTopic, request, once=True, way=self._here(here))
         except AlreadyExists:
             if not exist_ok:
                 raise
@@ -77,6 +82,7 @@ class Administration(Calls):
         group_by: Expressions | None = None,
         select: Expressions | None = None,
         exist_ok: bool = False,
+        here: bool = False,
         **named: Unpack[TopicSettingsArguments],
     ) -> Topic:
         """Creates a view: a topic whose records follow from those of `source` that match `where`, in each commit.
@@ -85,13 +91,14 @@ class Administration(Calls):
         are as in `query`, `select` as `aggregate` there. Without them it has a record for each one of the source, under
         its key, with the fields and expressions of `select`. The other arguments are settings of the topic, such as
         `index`. The view can be read once it is built: until then reads raise Unavailable with VIEW_BUILDING, and
-        `describe_topic` tells how far it is. `exist_ok` as in `create_topic`.
+        `describe_topic` tells how far it is. `exist_ok` and `here` as in `create_topic`.
 
         Rules: V1, V3, V6.
         """
         request = _admin.create_view_request(name, source, where, group_by, select, named)
+        request.here = here
         try:
-            response = self._call(self._admin.CreateTopic, request, once=True)
+            response = self._call(self._admin.CreateTopic, request, once=True, way=self._here(here))
         except AlreadyExists:
             if not exist_ok:
                 raise
@@ -120,9 +127,12 @@ class Administration(Calls):
         Rules: T5, C5.
         """
         request = admin_pb2.DeleteTopicRequest(name=name, force=force, here=here)
-        way = self._cells.way("") if here else None  # the copy is here, and the topic is elsewhere
-        response = self._call(self._admin.DeleteTopic, request, once=True, way=way)
+        response = self._call(self._admin.DeleteTopic, request, once=True, way=self._here(here))
         return response.deleted_records
+
+    def _here(self, here: bool) -> Way[Transport] | None:
+        """The way of a call about a copy in the cell of this server: the topic is elsewhere."""
+        return self._cells.way("") if here else None
 
     def restamp(
         self,

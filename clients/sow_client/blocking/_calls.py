@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -346,7 +347,7 @@ class Calls:
                     renews=renews,
                 )
             except SowError as error:
-                way.follow(error)
+                time.sleep(way.follow(error))
 
     def _call_at(
         self,
@@ -434,8 +435,9 @@ class Calls:
                 return
             except grpc.RpcError as error:
                 failed = way.place.transport.failure(error)
-                if begun or not way.leads(failed):
+                if begun:
                     raise way.told(failed) from error
+                time.sleep(way.follow(failed))
             finally:
                 if call is not None:
                     call.cancel()

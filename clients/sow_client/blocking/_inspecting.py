@@ -106,12 +106,28 @@ class Inspecting(Calls):
         request = admin_pb2.GetPlacementRequest(topic=topic or "")
         return _placement.placement(self._call(self._admin.GetPlacement, request))
 
-    def reload_placement(self) -> PlacementReloaded:
-        """Makes the server read its placement file again. All of it counts, or nothing if it has a fault.
+    def reload_placement(self, text: str = "") -> PlacementReloaded:
+        """Makes the server read its placement file again. All of it counts, or nothing if it has a fault. `text`: that
+        of the next file, which the server writes into the place of its own.
 
-        Rule: C4.
+        Rules: C4, C15.
         """
-        request = admin_pb2.ReloadPlacementRequest()
+        return self._reload(admin_pb2.ReloadPlacementRequest(placement=text))
+
+    def prepare_placement(self, text: str, topics: Iterable[str], sources: Iterable[str]) -> PlacementReloaded:
+        """Makes the server keep the text of a placement file until the cells that `topics` leave have it, and all of
+        these topics is there. `sources`: the names of the instances of these cells.
+
+        Rule: C16.
+        """
+        prepare = admin_pb2.PreparePlacement(topics=topics, sources=sources)
+        return self._reload(admin_pb2.ReloadPlacementRequest(placement=text, prepare=prepare))
+
+    def drop_placement(self) -> PlacementReloaded:
+        """Makes the server forget the placement that it keeps prepared. Rule: C16."""
+        return self._reload(admin_pb2.ReloadPlacementRequest(drop_prepared=True))
+
+    def _reload(self, request: admin_pb2.ReloadPlacementRequest) -> PlacementReloaded:
         return _placement.reloaded(self._call(self._admin.ReloadPlacement, request, once=True))
 
     def config(self) -> list[ConfigSetting]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -550,7 +551,7 @@ class Publishing(Calls):
                 request.publisher.CopyFrom(position)
                 response = self._call_at(place, self._sow.Publish, request, goes=self._goes(request), at_most=at_most)
             except SowError as error:
-                way.follow(error)
+                time.sleep(way.follow(error))
             finally:
                 place.sequencer.give_back(position, response)
         if any(result.refusal.reason == types_pb2.ERROR_REASON_PAYLOAD_MALFORMED for result in response.results):

@@ -286,8 +286,12 @@ class Reading(Calls):
             except (grpc.RpcError, SowError) as error:
                 translated = transport.explained(progress.broken(error), line)
                 transport.doubt(translated.reason)
-                if not progress.yielded and way.leads(translated):
-                    continue
+                if not progress.yielded:
+                    if way.leads(translated):
+                        continue
+                    if (pause := way.pause(translated)) is not None:
+                        time.sleep(pause)
+                        continue
                 translated = way.told(translated)
                 passes = isinstance(translated, Unavailable) and translated.reason != "BEHIND"
                 again = passes and not progress.yielded and attempt < QUERY_ATTEMPTS_MAX

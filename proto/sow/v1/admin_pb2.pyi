@@ -713,8 +713,13 @@ class CreateTopicRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     VIEW_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """[A-Za-z0-9_.:-]{1,200}, not beginning with `_` (rule K1)."""
+    here: _builtins.bool
+    """true: create it in this cell, also if it is placed in another one, as the copy of a topic that is about to move here
+    (rule C15). It needs the permission operator as well.
+    """
     @_builtins.property
     def settings(self) -> Global___TopicSettings:
         """Unset fields take their defaults."""
@@ -729,10 +734,11 @@ class CreateTopicRequest(_message.Message):
         name: _builtins.str = ...,
         settings: Global___TopicSettings | None = ...,
         view: Global___ViewDefinition | None = ...,
+        here: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["settings", b"settings", "view", b"view"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "settings", b"settings", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "name", b"name", "settings", b"settings", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1128,6 +1134,8 @@ class GetPlacementResponse(_message.Message):
     STRAYS_FIELD_NUMBER: _builtins.int
     PROBLEMS_FIELD_NUMBER: _builtins.int
     COPY_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     cell: _builtins.str
     """The cell of this server, from `[placement] cell`. Empty: this server has no placement, and the rest is empty, too."""
     version: _builtins.int
@@ -1138,6 +1146,8 @@ class GetPlacementResponse(_message.Message):
     """The cell of the topic of the request. Empty: none was given, or the caller has no grant on it."""
     default_cell: _builtins.str
     """The cell of topics that no pattern names. Only with the permission observe, as all that follows."""
+    text: _builtins.str
+    """The text of the placement file as it was taken into use. Only with the permission operator."""
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cell]:
         """All cells, by name. Only for an identity."""
@@ -1158,6 +1168,10 @@ class GetPlacementResponse(_message.Message):
     def copy(self) -> Global___Stray:
         """The topic of the request as it is stored here, wherever it is placed. Unset: it does not exist here."""
 
+    @_builtins.property
+    def prepared(self) -> Global___PreparedPlacement:
+        """A placement that waits here until another cell has it (rule C16). Unset: there is none."""
+
     def __init__(
         self,
         *,
@@ -1171,14 +1185,56 @@ class GetPlacementResponse(_message.Message):
         strays: _abc.Iterable[Global___Stray] | None = ...,
         problems: _abc.Iterable[Global___CellProblem] | None = ...,
         copy: Global___Stray | None = ...,
+        text: _builtins.str = ...,
+        prepared: Global___PreparedPlacement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["copy", b"copy", "prepared", b"prepared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "problems", b"problems", "strays", b"strays", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell", b"cell", "cells", b"cells", "copy", b"copy", "default_cell", b"default_cell", "digest", b"digest", "prepared", b"prepared", "problems", b"problems", "strays", b"strays", "text", b"text", "topic_cell", b"topic_cell", "topics", b"topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetPlacementResponse: _TypeAlias = GetPlacementResponse  # noqa: Y015
+
+@_typing.final
+class PreparedPlacement(_message.Message):
+    """A placement that a server keeps, and takes into use by itself once it may (rule C16)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SINCE_MICROS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Its version."""
+    digest: _builtins.str
+    """Its digest, as in GetPlacementResponse."""
+    since_micros: _builtins.int
+    """Since when it waits, in microseconds since 1970, by the clock of this server."""
+    message: _builtins.str
+    """For people: the reason why it is not in force yet. Never parse it."""
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The topics that move with it."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+        since_micros: _builtins.int = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "message", b"message", "since_micros", b"since_micros", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedPlacement: _TypeAlias = PreparedPlacement  # noqa: Y015
 
 @_typing.final
 class Cell(_message.Message):
@@ -1331,20 +1387,71 @@ class ReloadPlacementRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    PREPARE_FIELD_NUMBER: _builtins.int
+    DROP_PREPARED_FIELD_NUMBER: _builtins.int
+    placement: _builtins.str
+    """The text of a placement file. It is checked, written to the placement file of the server, and taken into use. Empty:
+    the file is read as it is.
+    """
+    drop_prepared: _builtins.bool
+    """true: forget the placement that was prepared, and do nothing else."""
+    @_builtins.property
+    def prepare(self) -> Global___PreparePlacement:
+        """Do not take `placement` into use, but keep it until the cells that the topics leave have it (rule C16). Unset: it is
+        taken into use at once.
+        """
+
     def __init__(
         self,
+        *,
+        placement: _builtins.str = ...,
+        prepare: Global___PreparePlacement | None = ...,
+        drop_prepared: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prepare", b"prepare"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop_prepared", b"drop_prepared", "placement", b"placement", "prepare", b"prepare"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReloadPlacementRequest: _TypeAlias = ReloadPlacementRequest  # noqa: Y015
 
 @_typing.final
+class PreparePlacement(_message.Message):
+    """The topics that move with a placement."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names. At most 1,000."""
+
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of the instances of the cells that the topics leave. In the cell that the topics come to, each of them has
+        to send these topics here; other cells pass over it.
+        """
+
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sources", b"sources", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparePlacement: _TypeAlias = PreparePlacement  # noqa: Y015
+
+@_typing.final
 class ReloadPlacementResponse(_message.Message):
-    """The placement is in force."""
+    """The placement is in force, or prepared."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1352,6 +1459,7 @@ class ReloadPlacementResponse(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     ENDED_CALLS_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Its version."""
     digest: _builtins.str
@@ -1360,6 +1468,8 @@ class ReloadPlacementResponse(_message.Message):
     """True if it differs from the one before."""
     ended_calls: _builtins.int
     """Calls that were ended, because their topics live in another cell now."""
+    prepared: _builtins.bool
+    """true: the placement of the request is prepared; `version` and `digest` are those in force."""
     def __init__(
         self,
         *,
@@ -1367,10 +1477,11 @@ class ReloadPlacementResponse(_message.Message):
         digest: _builtins.str = ...,
         changed: _builtins.bool = ...,
         ended_calls: _builtins.int = ...,
+        prepared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "digest", b"digest", "ended_calls", b"ended_calls", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "digest", b"digest", "ended_calls", b"ended_calls", "prepared", b"prepared", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

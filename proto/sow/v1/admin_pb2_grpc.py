@@ -291,7 +291,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReloadPlacement(self, request, context):
-        """Reads the placement file again, all or nothing (rule C4).
+        """Reads the placement file again, or writes it, all or nothing (rules C4, C15), or prepares another one (rule C16).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class AdminServiceStub:
     with the permission observe all of it.
     """
     ReloadPlacement: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ReloadPlacementRequest, _admin_pb2.ReloadPlacementResponse]
-    """Reads the placement file again, all or nothing (rule C4)."""
+    """Reads the placement file again, or writes it, all or nothing (rules C4, C15), or prepares another one (rule C16)."""
     GetExpiryHorizon: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     ListSubscriptions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]
@@ -150,7 +150,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     with the permission observe all of it.
     """
     ReloadPlacement: _aio.UnaryUnaryMultiCallable[_admin_pb2.ReloadPlacementRequest, _admin_pb2.ReloadPlacementResponse]  # type: ignore[assignment]
-    """Reads the placement file again, all or nothing (rule C4)."""
+    """Reads the placement file again, or writes it, all or nothing (rules C4, C15), or prepares another one (rule C16)."""
     GetExpiryHorizon: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetExpiryHorizonRequest, _admin_pb2.GetExpiryHorizonResponse]  # type: ignore[assignment]
     """Counts the records that fall due in each of several spans of time, by topic (rule L22)."""
     ListSubscriptions: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListSubscriptionsRequest, _admin_pb2.ListSubscriptionsResponse]  # type: ignore[assignment]
@@ -302,7 +302,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ReloadPlacementRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ReloadPlacementResponse, _abc.Awaitable[_admin_pb2.ReloadPlacementResponse]]:
-        """Reads the placement file again, all or nothing (rule C4)."""
+        """Reads the placement file again, or writes it, all or nothing (rules C4, C15), or prepares another one (rule C16)."""
 
     @_abc_1.abstractmethod
     def GetExpiryHorizon(

@@ -270,6 +270,11 @@ ADMIN_CASES: Final = (
         fails="TOPIC_EXISTS",
     ),
     Case(
+        "AdminService.CreateTopic",
+        lambda things: admin_pb2.CreateTopicRequest(name=f"copied-{things.caller}", settings=_SETTINGS, here=True),
+        "of another cell",
+    ),
+    Case(
         "AdminService.AlterTopic",
         _constant(
             admin_pb2.AlterTopicRequest(
@@ -292,6 +297,12 @@ ADMIN_CASES: Final = (
         "AdminService.ReloadPlacement",
         _constant(admin_pb2.ReloadPlacementRequest()),
         fails="INVALID_ARGUMENT",  # this server has none
+    ),
+    Case(
+        "AdminService.ReloadPlacement",
+        _constant(admin_pb2.ReloadPlacementRequest(placement="version = 2")),
+        "with a text",
+        fails="INVALID_ARGUMENT",
     ),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest(topic="orders"))),
     Case("AdminService.GetExpiryHorizon", _constant(admin_pb2.GetExpiryHorizonRequest()), "of all topics"),

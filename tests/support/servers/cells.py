@@ -60,12 +60,18 @@ class CellServer(ServerProcess):
 class TwoCells:
     """Two cells, `a` and `b`, of which b has the topics whose names begin with "b-"."""
 
+    config = ""
+    """The configuration of both, with the name of the cell as `%s`; "": the one of `CellServer`."""
+
     def __init__(self, folder: Path) -> None:
         self.version = 1
         self._numbers = count()
         ports = {"a": free_port(), "b": free_port()}
         self.addresses = {name: [f"127.0.0.1:{port}"] for name, port in ports.items()}
-        self.servers = {name: CellServer(folder / name, name, self._text(), port=port) for name, port in ports.items()}
+        self.servers = {
+            name: CellServer(folder / name, name, self._text(), config=self.config.replace("%s", name), port=port)
+            for name, port in ports.items()
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -103,6 +109,12 @@ class TwoCells:
     def keys(self, cell: str, topic: str) -> list[str]:
         with self.direct(cell) as client:
             return [record.key for record in client.query(topic)]
+
+
+class MovingCells(TwoCells):
+    """Two cells between which topics move."""
+
+    config = '[server]\ndynamic_topics = true\ninstance = "%s-1"\n[replication]\nserve_links = true\n'
 
 
 Calls: TypeAlias = list[tuple[str, str]]

@@ -17,6 +17,7 @@ from sow_server.engine.store import Store
 from sow_server.metrics import StoreFigures
 from sow_server.peer_store import PeerStore
 from sow_server.placement import Places, load_placement
+from sow_server.prepared import PreparedFile
 from sow_server.reader_processes.pool import ReaderOptions, ReaderProcesses
 from tests.support.servers.cells import placement
 
@@ -80,6 +81,7 @@ def cells_of(store: Store, folder: Path) -> Cells:
     """A cell with a placement of its own, whose other cell does not answer."""
     path = folder / "placement.toml"
     path.write_text(placement(1, ("elsewhere", "b")))
-    cells = Cells(Places("a", path, load_placement(path)), ThreadPoolExecutor(1), NoCalls(), store.commits.moved)
+    places, files = Places("a", path, load_placement(path)), PreparedFile(folder, path)
+    cells = Cells(places, ThreadPoolExecutor(1), NoCalls(), store.commits.moved, files)
     cells.heard("b", {"h:1": "UNAVAILABLE"}, 1)
     return cells

@@ -135,6 +135,23 @@ def test_an_address_that_is_not_host_and_port_is_not_used(servers: str) -> None:
     assert walk(new().way("orders"), error) == ["home", ""]
 
 
+def test_a_call_that_two_cells_deny_begins_again_for_a_while() -> None:
+    """So it is while a topic moves (rule C17)."""
+    way = new().way("orders")
+    pauses = []
+    while True:
+        for error in (elsewhere("b"), elsewhere("home"), elsewhere("b")):
+            denied = not way.leads(error)
+        assert denied
+        pause = way.pause(elsewhere("b"))
+        if pause is None:
+            break
+        pauses.append(pause)
+    assert 1.9 < sum(pauses) < 2.5
+    assert way.pause(elsewhere("b")) is None
+    assert new().way("orders").pause(elsewhere("b")) is None, "nobody has contradicted"
+
+
 def test_where_a_credential_may_not_go_the_error_says_why() -> None:
     def refused(_servers: str) -> str:
         raise InvalidArgument("token: over TLS only", reason="INVALID_ARGUMENT")

@@ -83,7 +83,8 @@ def test_exactly_these_settings_differ_and_tell_the_command_line_as_their_origin
         changed = {place for place, one in cell.items() if one.value != whole[place].value}
         ports = {("server.listeners", 1, "listen"), ("server.listeners", 2, "listen"), ("metrics", 0, "listen")}
         ports |= {("replication.peers", 1, "address")}
-        derived = {place for place in cell if (place[0], place[2]) in DIFFER | {("placement", "file")}}
+        also = {("placement", "file"), ("replication", "serve_links")}
+        derived = {place for place in cell if (place[0], place[2]) in DIFFER | also}
         assert changed == derived - (ports if cell is first else set())
         assert {place for place, one in cell.items() if one.origin == "command line"} == derived
     apart = {place for place, one in second.items() if one.value != first[place].value}

@@ -19,6 +19,7 @@ from sow_server.config import ConfigError, PlacementConfig, load
 from sow_server.engine.catalog.topics import UNDELIVERED
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import DECISIONS_KEPT, Placement, Places, configured_places, load_placement
+from sow_server.prepared import PreparedFile
 from tests.support.servers.cells import NOBODY, placement
 from tests.support.stores.parts import NoCalls
 
@@ -222,7 +223,8 @@ def test_the_trouble_of_a_cell_follows_from_its_answers(tmp_path: Path) -> None:
 def test_answers_from_before_a_reload_are_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Story: a reload during a look at a cell that is down, and the server said that its own cell differs."""
     found = places(tmp_path, placement(1))
-    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), lambda: asyncio.sleep(0))
+    files = PreparedFile(tmp_path, found.file)
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), lambda: asyncio.sleep(0), files)
     asked: list[int] = []
 
     async def ask(self: CellWatch, address: str) -> Answer:

@@ -69,6 +69,7 @@ def test_every_line_of_the_table_of_speed_and_memory_has_its_benchmark() -> None
         "catching-up",
         "resync",
         "cells",
+        "moves",
         "access",
         "hostile",
         "traces",

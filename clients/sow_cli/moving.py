@@ -1,0 +1,537 @@
+"""Moves topics with their data from one cell to another (rules C15 to C18).
+
+[1]  It is only the coordinator. The servers decide when a cell takes a topic, and finish a switch that has begun
+     without it. It may be ended at any point: run again, it goes on from the state of the servers, and keeps none.
+[2]  A copy is deleted only once the other cell serves the topic, and has acknowledged all of the copy over a link.
+[3]  A link is the move's own if it was added by command and its pattern is that of the move. No other is removed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+from sow_cli.exits import Refused
+from sow_cli.session import Session
+from sow_client import (
+    Client,
+    OutgoingLink,
+    Placement,
+    ReplicationStatus,
+    SowError,
+    Topic,
+    TopicSettingsArguments,
+    Unavailable,
+)
+
+ASK_SECONDS: Final = 0.05
+ASK_SOON_SECONDS: Final = 0.005
+"""The pause between two questions while no cell takes the topics."""
+TELL_SECONDS: Final = 10.0
+"""A step that takes longer tells again what it waits for."""
+LAG_SECONDS: Final = 0.2
+"""The switch begins once a change takes no longer than this to the other cell."""
+
+
+class LinkFiles(NamedTuple):
+    """Credentials of the links, as files on the machines of the servers."""
+
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    token_file: str = ""
+
+
+NO_FILES: Final = LinkFiles()
+
+
+class Moved(NamedTuple):
+    """The outcome."""
+
+    topics: tuple[str, ...]
+    left: str
+    """The cell that they have left; empty: they have left it before."""
+    cell: str
+    version: int
+    pause_seconds: float | None
+    """The time in which no cell took the topics; None: the switch was before."""
+    kept: tuple[str, ...]
+    """Copies that are still there, each as `TOPIC at ADDRESS`."""
+
+
+@dataclass(slots=True)
+class _Instance:
+    """One server of a cell."""
+
+    cell: str
+    address: str
+    client: Client
+    name: str
+    placed: Placement
+
+    def look(self) -> Placement:
+        self.placed = self.client.placement()
+        return self.placed
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+@dataclass(slots=True)
+class Mover:
+    """Owns a client to each server. To be used in a `with` block."""
+
+    session: Session
+    topics: tuple[str, ...]
+    cell: str
+    tell: Callable[[str], None]
+    """Gets a line for each step."""
+    files: LinkFiles = NO_FILES
+    keep: bool = False
+    links_before: float = 0.0
+    """Seconds from the moment when everything was sent for the first time to the switch: a bookmark of this time is one
+    of the other cell, too (rule F6)."""
+    links_for: float = 0.0
+    """Seconds for which the links stay after the switch."""
+    _open: ExitStack = field(default_factory=ExitStack)
+    _instances: list[_Instance] = field(default_factory=list)
+    _unreachable: dict[str, str] = field(default_factory=dict)
+    _others: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    # ---- the whole ----
+
+    def move(self) -> Moved:
+        """Moves the topics. Raises Refused, SowError."""
+        self._connect()
+        newest = max(self._instances, key=lambda one: one.placed.version)
+        text, version = newest.placed.text, newest.placed.version
+        cells = {topic: _cell_of(text, topic) for topic in self.topics}
+        left = {cell for cell in cells.values() if cell != self.cell}
+        if len(left) > 1:
+            raise Refused(
+                f"the topics live in the cells {', '.join(sorted(left))}: move those of each cell by themselves"
+            )
+        targets = self._of(self.cell)
+        pause = None
+        if left:
+            if set(cells.values()) != left:
+                there = ", ".join(topic for topic, cell in cells.items() if cell == self.cell)
+                raise Refused(f"{there}: lives in the cell {self.cell} already; leave it out")
+            (from_cell,) = left
+            sources = self._of(from_cell)
+            self._check_sources(sources)
+            self._replicate(sources, targets)
+            text, version = moved_text(text, self.topics, self.cell), version + 1
+        else:
+            from_cell = self._waiting_source() or ""
+            sources = self._of(from_cell) if from_cell else [one for one in self._instances if one.cell != self.cell]
+        if left or any(one.placed.version < version or one.placed.prepared is not None for one in self._instances):
+            pause = self._switch(text, version, sources, targets, is_new=bool(left))
+        else:
+            self.tell(f"{_named(self.topics)} live in the cell {self.cell}: nothing is to be switched")
+        kept = self._clean(sources, targets)
+        return Moved(self.topics, from_cell, self.cell, version, pause, tuple(kept))
+
+    def abort(self, *, accept_loss: bool) -> Moved:
+        """Undoes a move that has not switched: the topics stay where they are. Raises Refused, SowError."""
+        self._connect()
+        waiting = [one for one in self._instances if one.placed.prepared is not None]
+        version = max(one.placed.version for one in self._instances)
+        for one in waiting:
+            prepared = one.placed.prepared
+            assert prepared is not None, "chosen for it"
+            if not accept_loss and version >= prepared.version:
+                raise Refused(
+                    f"the switch has begun: version {version} of the placement is in force. Run the move again to end "
+                    "it. If the cell that the topics leave is lost for good, --accept-loss lets the other one go on "
+                    "with what it has"
+                )
+        for one in waiting:
+            one.client.drop_placement()
+            self.tell(f"{one.shown} has forgotten the placement that it had prepared")
+        kept = []
+        for target in self._of(self.cell):
+            own = self._own_links(target)
+            self._remove(target, own)
+            for topic in self.topics:
+                placed = target.client.placement(topic)
+                if placed.topic_cell == self.cell or placed.copy is None:
+                    continue
+                if own or target in waiting:
+                    target.client.delete_topic(topic, here=True, force=True)
+                    self.tell(f"{target.shown} has deleted its copy of {topic}")
+                else:
+                    kept.append(f"{topic} at {target.address}")
+        for one in self._instances:
+            self._remove(one, self._own_links(one))
+        return Moved(self.topics, "", self.cell, version, None, tuple(kept))
+
+    # ---- the servers ----
+
+    def _connect(self) -> None:
+        with self.session.client() as client:
+            found = client.placement()
+        if not found.cell:
+            raise Refused("this server has no placement: all topics live here, and there is no other cell")
+        if not found.text:
+            raise Refused("a move needs the permission operator in all cells, and servers that know it")
+        if self.cell not in found.cells:
+            raise Refused(f"there is no cell {self.cell}; the cells are {', '.join(found.cells)}")
+        for cell, servers in found.cells.items():
+            names: set[str] = set()
+            for address in servers:
+                client = self._open.enter_context(replace(self.session, server=address).client())
+                try:
+                    name = client.describe_instance().name
+                    if name not in names:  # an instance may have several addresses
+                        self._instances.append(_Instance(cell, address, client, name, client.placement()))
+                        names.add(name)
+                except SowError as error:
+                    if not isinstance(error, Unavailable):
+                        raise
+                    self._unreachable[cell] = f"{address}: {error.message}"
+
+    def _of(self, cell: str) -> list[_Instance]:
+        """The instances of a cell, all of which answer. Raises Refused."""
+        if cell in self._unreachable:
+            raise Refused(f"all servers of the cell {cell} have to answer: {self._unreachable[cell]}")
+        return [one for one in self._instances if one.cell == cell]
+
+    def _waiting_source(self) -> str | None:
+        """The cell that the topics leave, according to a placement that waits."""
+        for one in self._instances:
+            if one.placed.prepared is not None and one.cell == self.cell:
+                before = {_cell_of(other.placed.text, self.topics[0]) for other in self._instances}
+                left = before - {self.cell}
+                return left.pop() if len(left) == 1 else None
+        return None
+
+    # ---- what moves ----
+
+    def _check_sources(self, sources: Sequence[_Instance]) -> None:
+        """Raises Refused where something would be lost, or parted."""
+        client = sources[0].client
+        for topic in self.topics:
+            found = client.describe_topic(topic)
+            if not found.is_view and not found.settings.journal:
+                raise Refused(f"{topic} has no journal, so it cannot be replicated: publish it anew in the other cell")
+            left = [one.name for one in client.durables(topic) if not one.replicated and not one.pin]
+            if left:
+                raise Refused(
+                    f"the durables {', '.join(left)} of {topic} are not replicated, and would begin anew: sow topic "
+                    f"alter {topic} --replicate-durables"
+                )
+        missing = _together(client.topics(), self.topics)
+        if missing:
+            raise Refused(
+                f"views and their source live in one cell, and so do a topic and its dead letters. Also name: "
+                f"{' '.join(sorted(missing))}"
+            )
+
+    @property
+    def pattern(self) -> str:
+        """The topics of the links."""
+        return "|".join(_escaped(topic) for topic in sorted(self.topics))
+
+    def _replicate(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
+        """Creates the copies, and links both cells."""
+        described = [sources[0].client.describe_topic(topic) for topic in self.topics]
+        for target in targets:
+            linked = bool(self._links(target, sources))
+            for topic in sorted(described, key=lambda one: one.is_view):  # sources before their views
+                copy = target.client.placement(topic.name).copy
+                if copy is None:
+                    _create(target.client, topic)
+                    self.tell(f"{target.shown} has created {topic.name}")
+                elif copy.records and not linked:
+                    raise Refused(
+                        f"{target.shown} has a copy of {topic.name} with {copy.records} records, of no link. `sow "
+                        "doctor` says which copy is newer. To delete this one: "
+                        f"sow topic delete {topic.name} --here --server {target.address}"
+                    )
+        for source in sources:
+            for target in targets:
+                self._link(target, source)  # the source is accepted first
+                self._link(source, target)
+
+    def _links(self, one: _Instance, others: Sequence[_Instance]) -> list[OutgoingLink]:
+        """The links on which an instance sends all of the topics to some others."""
+        names = {other.name for other in others}
+        return [
+            link
+            for link in one.client.replication_status().outgoing
+            if link.peer in names and all(_matches(link.topics_pattern, topic) for topic in self.topics)
+        ]
+
+    def _own_links(self, one: _Instance) -> list[str]:
+        """The peers to which an instance sends for this move ([3])."""
+        status = one.client.replication_status()
+        return [
+            link.peer for link in status.outgoing if link.origin == "command" and link.topics_pattern == self.pattern
+        ]
+
+    def _link(self, sender: _Instance, receiver: _Instance) -> None:
+        if self._links(sender, [receiver]):
+            return
+        present = {link.peer: link for link in sender.client.replication_status().outgoing}
+        if (link := present.get(receiver.name)) is not None:
+            raise Refused(
+                f"{sender.shown} sends other topics to {receiver.name}: {link.topics_pattern}. Add {self.pattern} to "
+                "them (in the file, or with sow replication add-peer --replace), or end that link first"
+            )
+        sender.client.add_peer(receiver.name, receiver.address, topics_pattern=self.pattern, **self.files._asdict())
+        self.tell(f"{sender.shown} sends to {receiver.name}")
+
+    # ---- the switch ----
+
+    def _switch(
+        self,
+        text: str,
+        version: int,
+        sources: Sequence[_Instance],
+        targets: Sequence[_Instance],
+        *,
+        is_new: bool,
+    ) -> float | None:
+        """Prepares the placement, and switches. Returns the seconds in which no cell took the topics."""
+        names = [one.name for one in sources]
+        followers = [one for one in self._instances if one not in sources]
+        if is_new:
+            for target in targets:
+                self._prepare(target, text, names, sources)
+            for one in followers:
+                if one not in targets:
+                    one.client.prepare_placement(text, self.topics, names)
+            time.sleep(self.links_before)
+            self._await_even(sources, targets)
+        began = time.monotonic()
+        for source in sources:
+            if source.look().version < version:
+                source.client.reload_placement(text)
+                self.tell(f"{source.shown} has version {version} of the placement")
+        self._await([partial(self._not_arrived, one, version) for one in targets])
+        paused = time.monotonic() - began
+        for one in self._instances:
+            if one.look().version < version:
+                one.client.reload_placement(text)
+                self.tell(f"{one.shown} has version {version} of the placement")
+        for cell, why in self._unreachable.items():
+            self.tell(f"the cell {cell} still has an older placement, as it does not answer ({why})")
+        return paused if is_new else None
+
+    def _prepare(self, target: _Instance, text: str, names: Sequence[str], sources: Sequence[_Instance]) -> None:
+        """Prepares the placement once everything was sent for the first time."""
+
+        def lacks() -> str:
+            try:
+                target.client.prepare_placement(text, self.topics, names)
+            except SowError as error:
+                if error.reason != "BEHIND":
+                    raise
+                self._check_refused(sources, target)
+                return error.message
+            return ""
+
+        self._await([lacks])
+        self.tell(f"{target.shown} is ready to take {_named(self.topics)}")
+
+    def _check_refused(self, sources: Sequence[_Instance], target: _Instance) -> None:
+        """Raises Refused if a topic can never arrive."""
+        for source in sources:
+            for link in self._links(source, [target]):
+                for topic in link.topics:
+                    if topic.state == "refused" and topic.topic in self.topics:
+                        raise Refused(f"{target.shown} refuses {topic.topic} from {source.shown}: {topic.message}")
+
+    def _await_even(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
+        """Returns once a change takes a moment only: what is under way at the switch prolongs the pause."""
+        for source in sources:
+            for target in targets:
+
+                def lags(source: _Instance = source, target: _Instance = target) -> str:
+                    began = time.monotonic()
+                    head = source.client.replication_status().last_sequence
+                    while time.monotonic() - began < LAG_SECONDS:
+                        if _acknowledged(source.client.replication_status(), target.name) >= head:
+                            return ""
+                        time.sleep(ASK_SOON_SECONDS)
+                    return f"{target.name} is behind {source.name}"
+
+                self._await([lags])
+
+    def _not_arrived(self, one: _Instance, version: int) -> str:
+        placed = one.look()
+        if placed.prepared is not None:
+            return f"{one.shown} waits: {placed.prepared.message}"
+        return "" if placed.version >= version else f"{one.shown} has version {placed.version} of the placement"
+
+    def _await(self, conditions: Sequence[Callable[[], str]]) -> None:
+        """Returns once none of the conditions has a reason to wait any more."""
+        for condition in conditions:
+            told_at = time.monotonic()
+            while reason := condition():
+                if time.monotonic() - told_at > TELL_SECONDS:
+                    self.tell(reason)
+                    told_at = time.monotonic()
+                time.sleep(ASK_SOON_SECONDS)
+
+    # ---- the end ----
+
+    def _clean(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> list[str]:
+        """Deletes the copies that are left, and removes the links of the move. Returns the copies that stay ([2])."""
+        if self.links_for and any(self._own_links(one) for one in sources):
+            self.tell(f"the links stay for {self.links_for:g} s, for readers that come from the other cell")
+            time.sleep(self.links_for)
+        kept = []
+        for source in sources:
+            copies = [topic for topic in self.topics if source.client.placement(topic).copy is not None]
+            is_safe = bool(copies) and not self.keep and self._has_given(source, targets)
+            for topic in reversed(copies) if is_safe else copies:
+                if is_safe:
+                    source.client.delete_topic(topic, here=True, force=True)
+                    self.tell(f"{source.shown} has deleted its copy of {topic}")
+                else:
+                    kept.append(f"{topic} at {source.address}")
+        for one in (*sources, *targets):
+            self._remove(one, self._own_links(one))
+        return kept
+
+    def _has_given(self, source: _Instance, targets: Sequence[_Instance]) -> bool:
+        """True if all of the targets have acknowledged everything of the source over links ([2])."""
+        head = source.client.replication_status().last_sequence
+        give_up = time.monotonic() + TELL_SECONDS
+        while True:
+            status = source.client.replication_status()
+            links = self._links(source, targets)
+            if len(links) < len(targets) or any(link.topics for link in links):
+                return False
+            if all(_acknowledged(status, target.name) >= head for target in targets):
+                return True
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(ASK_SECONDS)
+
+    def _remove(self, one: _Instance, peers: Sequence[str]) -> None:
+        for peer in peers:
+            one.client.remove_peer(peer)
+            self.tell(f"{one.shown} sends to {peer} no more")
+
+
+def _acknowledged(status: ReplicationStatus, peer: str) -> int:
+    return next((link.acknowledged_sequence for link in status.outgoing if link.peer == peer), 0)
+
+
+def _named(topics: Sequence[str]) -> str:
+    return topics[0] if len(topics) == 1 else f"{len(topics)} topics"
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    try:
+        return re.fullmatch(pattern, topic) is not None
+    except re.error:
+        return False  # RE2 knows what this does not
+
+
+def _escaped(topic: str) -> str:
+    return topic.replace(".", r"\.")  # no other character of a name means anything in a pattern
+
+
+def _create(client: Client, topic: Topic) -> None:
+    """Creates a copy of a topic with the settings that are declared for it. Others follow from the policies there."""
+    declared = {one.name for one in topic.effective if one.origin in ("topic", "config")}
+    settings = {name: getattr(topic.settings, name) for name in declared if hasattr(topic.settings, name)}
+    named = cast(TopicSettingsArguments, settings)
+    if topic.view is None:
+        client.create_topic(topic.name, here=True, **named)
+        return
+    view = topic.view
+    client.create_view(
+        topic.name,
+        source=view.source,
+        where=view.where or None,
+        group_by=list(view.group_by) or None,
+        select=list(view.select) or None,
+        here=True,
+        **named,
+    )
+
+
+def _together(present: Sequence[Topic], topics: Sequence[str]) -> set[str]:
+    """Topics that belong to others of these (rule C6), and are not among them."""
+    moved, found = set(topics), set(topics)
+    pairs = [(one.name, one.view.source) for one in present if one.view is not None]
+    pairs += [(one.name, one.settings.dead_letter) for one in present if one.settings.dead_letter]
+    while True:
+        more = {name for pair in pairs if found & set(pair) for name in pair if name} - found
+        if not more:
+            return found - moved
+        found |= more
+
+
+# ---- the placement file ----
+
+
+def _cell_of(text: str, topic: str) -> str:
+    values = tomllib.loads(text)
+    for entry in values.get("topics", []):
+        if _matches(entry["pattern"], topic):
+            return str(entry["cell"])
+    return str(values["default"])
+
+
+_VERSION: Final = re.compile(r"^(version[ \t]*=[ \t]*)\d+", re.MULTILINE)
+_HEADING: Final = re.compile(r"^[ \t]*\[\[[ \t]*topics[ \t]*\]\]", re.MULTILINE)
+
+
+def moved_text(text: str, topics: Sequence[str], cell: str) -> str:
+    """The placement file after a move: with the next version, and an entry in front that places the topics. Comments
+    stay, unless the form of the file does not allow an edit."""
+    pattern = "|".join(_escaped(topic) for topic in sorted(topics))
+    before = tomllib.loads(text)
+    entry = {"pattern": pattern, "cell": cell}
+    others = [one for one in before.get("topics", []) if one["pattern"] != pattern]
+    wanted = {**before, "version": before["version"] + 1, "topics": [entry, *others]}
+    edited = _VERSION.sub(rf"\g<1>{wanted['version']}", text, count=1)
+    edited = re.sub(_entry(re.escape(pattern), '[^"\n]*'), "", edited)  # that of an earlier move of the same topics
+    heading = _HEADING.search(edited)
+    at = len(edited) if heading is None else heading.start()
+    edited = f"{edited[:at]}{'' if edited[:at].endswith(chr(10)) else chr(10)}{_entry(pattern, cell)}{edited[at:]}"
+    try:
+        if tomllib.loads(edited) == wanted:
+            return edited
+    except tomllib.TOMLDecodeError:
+        pass
+    return _written(wanted)
+
+
+def _entry(pattern: str, cell: str) -> str:
+    brackets = ("\\[\\[", "\\]\\]") if cell.startswith("[^") else ("[[", "]]")
+    return f"{brackets[0]}topics{brackets[1]}\npattern = '{pattern}'\ncell = \"{cell}\"\n"
+
+
+def _written(values: dict[str, Any]) -> str:
+    lines = [f"version = {values['version']}", f"default = {_quoted(values['default'])}", "[cells]"]
+    lines += [f"{_quoted(name)} = [{', '.join(map(_quoted, servers))}]" for name, servers in values["cells"].items()]
+    for entry in values["topics"]:
+        lines += ["[[topics]]", f"pattern = {_quoted(entry['pattern'])}", f"cell = {_quoted(entry['cell'])}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML writes it: JSON's form of a text is one of TOML's."""
+    import json
+
+    return json.dumps(text)
