@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
@@ -16,6 +16,7 @@ from sow_client import (
     InvalidArgument,
     PermissionDenied,
     Placement,
+    PreparedPlacement,
     SowError,
     Status,
     Stray,
@@ -157,8 +158,17 @@ def test_trouble_with_a_cell_is_told_once_and_each_stray_by_its_server() -> None
         "b:1": Placement("b", problems=(differs, CellProblem("d", "UNREACHABLE", NOW, "refused"))),
         "e:1": None,
     }
-    assert overview.placement_alarms(told) == [
+    assert overview.placement_alarms(told, NOW) == [
         ("a:1", "the cell c has another placement: its digest is another one"),
         ("a:1", "orders lives in the cell b, and a copy of it is here: sow doctor"),
         ("b:1", "the cell d is not reachable: refused"),
+    ]
+
+
+def test_a_prepared_placement_that_waits_for_long_is_an_alarm() -> None:
+    waits = PreparedPlacement(7, "", NOW, ("orders",), "a-1 does not have it")
+    told = {"b:1": Placement("b", prepared=waits)}
+    assert overview.placement_alarms(told, NOW + timedelta(seconds=10)) == [], "as while a topic moves"
+    assert overview.placement_alarms(told, NOW + timedelta(seconds=61)) == [
+        ("b:1", "version 7 of the placement, with orders, waits for 1m01s: a-1 does not have it")
     ]
