@@ -46,8 +46,8 @@ def console(
 ) -> None:
     """Serve pages about the servers of --server, a list with commas.
 
-    Each person logs in with a token, which goes with that person's calls, to these servers only. On this machine,
-    without tokens, the terminal shows an address that works once.
+    Each person logs in with a token, which goes with that person's calls, to these servers and to those that their
+    placement names. On this machine, without tokens, the terminal shows an address that works once.
 
     \b
     Examples:

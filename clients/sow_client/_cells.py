@@ -306,6 +306,8 @@ class Way(Generic[_Transport]):
             error = self._missing[1]
         if (error.reason in LOSSES or error.reason == "TOPIC_NOT_FOUND") and self.place is not self._cells.home:
             cell = self.place.cell
+            if error.details.get("cell") == cell:
+                return error  # it was told already, where a stream was to be opened
             return error_like(error, f"the cell {cell}, where {self._topic} lives: {error.message}", cell=cell)
         if error.reason != ELSEWHERE:
             return error

@@ -17,7 +17,7 @@ import hmac
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
@@ -129,7 +129,15 @@ class Session:
         """True for one of `servers`, after a look at those named at the start where that may tell more."""
         if server not in self.servers or not all(self._known(one).instance for one in self._named):
             await asyncio.gather(*(self.instance(one).look() for one in self._named))
-        return server in self.servers
+        if server not in self.servers:
+            return False
+        if self.has_token and server not in (*self._named, *self.identities):
+            known = await self.instance(server).look()
+            if known.instance is not None and not known.lost:
+                self.identities[server] = ""
+                with suppress(SowError):
+                    self.identities[server] = (await self.client(server).whoami()).name
+        return True
 
     async def place(self, topic: str, server: str) -> str:
         """The server where a page about a topic is to be: `server` itself, or one of the topic's cell, if possible one

@@ -17,6 +17,7 @@ from sow_client import EARLIEST, NEVER, InvalidArgument, NotFound, PayloadForm, 
 from sow_client._records import Ttl
 from sow_console import consequences, documents, editing, letter_contents, texts
 from sow_console.comparing import matching
+from sow_console.pages import cells
 from sow_console.pages.page import View, operands
 
 Fields: TypeAlias = Mapping[str, str]
@@ -270,7 +271,7 @@ async def _looked_at(view: View, given: Fields) -> tuple[letter_contents.Letter,
     if record is None or str(record.version) != given["version"]:
         raise NotFound("the letter is gone, or is another one now", reason="NOT_FOUND")
     target = await view.client.describe_topic(given["target"])
-    letter = letter_contents.read(record, await view.client.topics())
+    letter = letter_contents.read(record, cells.all_of(await cells.topics(view)))
     present = await view.client.get(given["target"], letter.record_key) if letter.record_key else None
     return letter, target, None if present is None else present.version
 
@@ -345,7 +346,7 @@ async def _ask_compare(view: View, given: Fields, *, repairs: bool) -> Question:
 async def _compare(view: View, given: Fields, *, repairs: bool) -> str:
     status = await view.client.replication_status()
     patterns = [link.topics_pattern for link in status.outgoing if link.peer == given["peer"]]
-    names = [one.name for one in await view.client.topics()]
+    names = [one.name for one in await view.client.here.topics()]
     topics = [given["topic"]] if given.get("topic") else []
     total = 1 if topics else matching(names, patterns[0]) if patterns else None
     running = view.session.compare(view.server, given["peer"], topics, repairs=repairs, topics_total=total)
@@ -397,7 +398,7 @@ async def _ask_create(view: View, given: Fields) -> Question:
         "topic", "create", given["topic"],
         *(word for name, value in settings.items() for word in consequences.words("", name, value)[3:]),
     ]  # fmt: skip
-    if given["topic"] in [one.name for one in await view.client.topics()]:
+    if given["topic"] in await cells.names(view):
         raise InvalidArgument(f"there is a topic {given['topic']} already", reason="TOPIC_EXISTS")
     follows = [f"The key of a record comes from {' '.join(settings['key'])}." if settings.get("key") else KEYLESS]
     follows.append("The key and the message type change only while the topic is empty; the page Settings has the rest.")

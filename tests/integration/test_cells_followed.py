@@ -21,6 +21,7 @@ from sow_client import (
     Client,
     FailedPrecondition,
     NotFound,
+    Publisher,
     ResyncRequired,
     SowError,
     Unavailable,
@@ -252,6 +253,14 @@ def test_a_topic_that_came_home_is_found_there(connect: Connect, cells: TwoCells
 
 def test_a_cell_that_is_down_is_told_for_its_topics_alone(connect: Connect, cells: TwoCells) -> None:
     topic = cells.topic("b")
+
+    def published(publisher: Publisher) -> None:
+        try:
+            publisher.publish(b"{}", key="1")
+            publisher.flush()
+        finally:
+            publisher.abort()
+
     with connect(cells.home, connect_timeout=0.3) as client:
         client.publish(topic, b"{}", key="1")
         cells.servers["b"].kill9()
@@ -261,10 +270,12 @@ def test_a_cell_that_is_down_is_told_for_its_topics_alone(connect: Connect, cell
                 lambda: client.count(topic),
                 lambda: client.sow_delete(topic, keys=["1"]),
                 lambda: client.subscribe(topic, retry_for=0.2).open(),
+                lambda: published(client.publisher(topic, retry_for=0.2)),
             ):
                 with pytest.raises(Unavailable, match=f"the cell b, where {topic} lives: ") as down:
                     call()
                 assert (down.value.reason, down.value.details["cell"]) == ("UNREACHABLE", "b")
+                assert down.value.message.count("the cell b") == 1
             client.publish(cells.topic("a"), b"{}", key="1")
         finally:
             cells.servers["b"].start()

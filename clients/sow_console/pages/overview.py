@@ -30,6 +30,10 @@ OVERDUE_MAX: Final = 10_000
 CLOCK_DIFFERENCE_MAX: Final = timedelta(seconds=5)
 """A larger difference between the clocks of an instance and of the console is an alarm."""
 LAG_MAX: Final = timedelta(seconds=30)
+PREPARED_MAX: Final = timedelta(seconds=10)
+"""A topic that moves from cell to cell waits for less."""
+NAMED: Final = 3
+"""Topics that an alarm names."""
 DISK_FREE_MIN: Final = 1 << 30
 DISK_FREE_SHARE_MIN: Final = 0.1
 """Less free space, in bytes or as a share of the disk, is an alarm."""
@@ -87,8 +91,10 @@ async def facts(view: View) -> Facts:
         "is_there": told is not None,
         "alarms": [
             *((one.server, alarm) for one in seen for alarm in one.alarms),
-            *placement_alarms({server: view.session.instance(server).known.placement for server in view.servers}),
-            *((server, f"its cell is not shown: {why}") for server, why in view.session.refused.items()),
+            *placement_alarms(
+                {server: view.session.instance(server).known.placement for server in view.servers}, view.now
+            ),
+            *((server, why) for server, why in view.session.refused.items()),
             *_link_alarms(view, latest),
         ],
         "figures": latest,
@@ -153,20 +159,27 @@ def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
     return found
 
 
-def placement_alarms(placements: Mapping[str, Placement | None]) -> list[tuple[str, str]]:
+def placement_alarms(placements: Mapping[str, Placement | None], now: datetime) -> list[tuple[str, str]]:
     """The reasons to look after the placement of topics, each with the server that tells it. Trouble with a cell, which
-    all others see, is told once. Rules: C5, C7."""
+    all others see, is told once. Rules: C5, C7, C16."""
     found: list[tuple[str, str]] = []
     told: set[tuple[str, str]] = set()
     for server, placement in placements.items():
-        for problem in () if placement is None else placement.problems:
+        if placement is None:
+            continue
+        for problem in placement.problems:
             if (problem.cell, problem.kind) not in told:
                 told.add((problem.cell, problem.kind))
-                found.append((server, f"the cell {problem.cell} {_TROUBLE[problem.kind]}: {problem.message}"))
+                trouble = _TROUBLE.get(problem.kind, problem.kind.lower())
+                found.append((server, f"the cell {problem.cell} {trouble}: {problem.message}"))
         found += [
             (server, f"{stray.topic} lives in the cell {stray.cell}, and a copy of it is here: sow doctor")
-            for stray in (() if placement is None else placement.strays)
+            for stray in placement.strays
         ]
+        prepared = placement.prepared
+        if prepared is not None and now - prepared.since > PREPARED_MAX:
+            waits = f"version {prepared.version} of the placement, with {', '.join(prepared.topics[:NAMED])}, waits for"
+            found.append((server, f"{waits} {texts.duration(now - prepared.since)}: {prepared.message}"))
     return found
 
 

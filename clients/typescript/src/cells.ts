@@ -27,7 +27,7 @@ import { LOSSES } from "./search.js";
 export const ELSEWHERE = "TOPIC_ELSEWHERE";
 /**
  * Milliseconds after which a call is made again that two cells have denied, each in favour of the other: so it is while a topic
- * moves from one to the other (rule C17).
+ * moves from one to the other.
  */
 export const PAUSES_MS: readonly number[] = [20, 50, 100, ...Array<number>(10).fill(200)];
 /** How often one call is told by home that its topic lives elsewhere. */

@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self, cast
@@ -60,6 +60,12 @@ class FakeClient:
     async def topics(self, *, with_statistics: bool = False) -> list[Topic]:
         self._caller()
         return []
+
+    async def in_each_cell(self, ask: Callable[[FakeClient], Awaitable[object]]) -> dict[str, object]:
+        return {"": await ask(self)}
+
+    def servers_of(self, topic: str) -> str:
+        return self.server
 
     async def close(self) -> None:
         self.closed = True

@@ -87,6 +87,12 @@ class Asked:
     async def status(self) -> Status:
         return status()
 
+    async def in_each_cell(self, ask: Callable[[Asked], Coroutine[object, object, object]]) -> dict[str, object]:
+        return {"": await ask(self)}
+
+    def servers_of(self, topic: str) -> str:
+        return topic
+
     async def topics(self, *, with_statistics: bool) -> list[Topic]:
         await self.answering.wait()
         return []

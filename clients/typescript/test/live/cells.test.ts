@@ -156,6 +156,37 @@ test("subscriptions go along when their topic moves, and tell what is missing", 
   await cells.place([]);
 });
 
+test("programs go on while their topic moves with its records, and nothing is lost or comes twice (rule C17)", { skip }, async (t) => {
+  const client = connect(t);
+  const topic = cells.topic("a");
+  await client.call(AdminService.method.createTopic, { name: topic, settings: { key: ["/id"] } });
+  const publisher = client.publisher(topic, { batchRecords: 5 });
+  const best = await client.liveResult<{ id: string }>(topic, "", { orderBy: "/n DESC", topN: 1 });
+  let moving = true;
+  const moved = cells.move(topic, "b").finally(() => {
+    moving = false;
+  });
+  let count = 0;
+  for (; moving || count < 50; count++) {
+    await publisher.publish({ id: `p-${count}`, n: count });
+    await client.publish(topic, { id: `s-${count}`, n: -1 });
+    assert.equal((await client.get(topic, `s-${count}`))?.key, `s-${count}`);
+  }
+  await moved;
+  await publisher.close();
+  assert.deepEqual([publisher.applied + publisher.duplicates, publisher.refused], [count, 0]);
+  const [there, stray] = await Promise.all(
+    (["b", "a"] as const).map((cell) => cells.direct(cell, (direct) => direct.call(AdminService.method.getPlacement, { topic }))),
+  );
+  assert.deepEqual([there!.topicCell, stray!.copy], ["b", undefined], "the old copy is deleted");
+  assert.equal((await cells.keys("b", topic)).length, 2 * count);
+  while (best.list()[0]?.key !== `p-${count - 1}`) {
+    await best.next();
+  }
+  best.close();
+  await cells.place([]);
+});
+
 test("a cell that is down is told for its topics alone", { skip }, async (t) => {
   const client = connect(t, { connectTimeoutMs: 300 });
   const topic = cells.topic("b");

@@ -4,7 +4,7 @@ import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { AdminService } from "../../src/contract.js";
 import { Client } from "../../src/index.js";
-import { Server } from "./server.js";
+import { command, Server } from "./server.js";
 
 export type Cell = "a" | "b";
 /** A pattern of topics, and the cell where they live. */
@@ -26,8 +26,8 @@ export class TwoCells {
     cells.#write([], ["a", "b"]);
     await Promise.all(
       (["a", "b"] as const).map(async (cell) => {
-        const config = `[server]\ndynamic_topics = true\ninstance = "${cell}-1"\n[placement]\ncell = "${cell}"\n`;
-        cells.servers[cell].configure(`${config}file = "placement.toml"\n`);
+        const config = `[server]\ndynamic_topics = true\ninstance = "${cell}-1"\n[replication]\nserve_links = true\n`;
+        cells.servers[cell].configure(`${config}[placement]\ncell = "${cell}"\nfile = "placement.toml"\n`);
         await cells.servers[cell].start();
       }),
     );
@@ -50,6 +50,12 @@ export class TwoCells {
     for (const cell of at) {
       await this.direct(cell, (client) => client.call(AdminService.method.reloadPlacement, {}));
     }
+  }
+
+  /** Moves a topic with its records, by the command. */
+  async move(topic: string, to: Cell): Promise<void> {
+    await command("--server", this.at("a"), "cells", "move", topic, "--to", to, "--links-for", "0s", "--links-before", "0s");
+    this.#version += 1; // the command has raised it
   }
 
   /** Uses a client of one cell. */

@@ -5,13 +5,14 @@
  *   [2]  Every wait has a bound, and running into it shows the log.
  */
 
-import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { type ChildProcess, execFile, execFileSync, spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 
 const ROOT = join(dirname(fileURLToPath(import.meta.url)), "../../../../..");
 const PYTHON = process.env["SOW_TEST_PYTHON"] ?? join(ROOT, ".venv/bin/python");
@@ -118,6 +119,11 @@ export class Server {
 /** Runs a Python program with the tests' own modules, in a folder. */
 export function python(program: string, folder: string): void {
   execFileSync(PYTHON, ["-c", program], { cwd: folder, env: ENVIRONMENT });
+}
+
+/** Runs a command of `sow`, to its end. */
+export async function command(...words: string[]): Promise<void> {
+  await promisify(execFile)(PYTHON, ["-m", "sow_cli", ...words], { env: ENVIRONMENT });
 }
 
 async function freePort(): Promise<number> {
