@@ -88,7 +88,7 @@ GROUPS: Final = {
 def command() -> dict[str, str]:
     """A page for each group, and one in front of them."""
     root = context_of(sow, "sow", None)
-    every = options_of(*command_of("topics", root))
+    every = options_of(*command_of("whoami", root))
     return {
         f"{FOLDER}/index.md": _first(root, every),
         **{f"{FOLDER}/{name}.md": _page(group, root, every) for name, group in GROUPS.items()},

@@ -12,10 +12,11 @@ from typing import Final
 
 import click
 
-from sow_cli import arguments, display
+from sow_cli import arguments, display, joined
 from sow_cli.output import Fact, Output, moment, output_option
 from sow_cli.session import Session
 from sow_client import ActiveSubscription, CallerSession
+from sow_client._cells import in_cell
 
 TOKEN_BYTES: Final = 32
 
@@ -152,10 +153,14 @@ def new(out: Path) -> None:
 @click.option("--subscriptions", is_flag=True, help="List each subscription: its caller, filter, position and queue.")
 @click.option("--topic", metavar="TOPIC", help="With --subscriptions: only those of this topic.")
 @click.option("--end", metavar="ID", help="End the calls of this session, or this subscription.")
+@joined.here_option
 @output_option
 @click.pass_obj
-def sessions(session: Session, output: Output, subscriptions: bool, topic: str | None, end: str | None) -> None:
-    """List the callers with calls under way: since when, from where, with which calls.
+def sessions(
+    session: Session, output: Output, subscriptions: bool, topic: str | None, end: str | None, here: bool
+) -> None:
+    """List the callers with calls under way: since when, from where, with which calls. Where there are several cells,
+    an id has the name of its cell in front.
 
     With --subscriptions, `kept` is the list that the server keeps for a live result: its records with the reserve
     behind the last one, their bytes, and how often they were read. Equal lists are kept once (`kept_for` in JSON).
@@ -169,29 +174,31 @@ def sessions(session: Session, output: Output, subscriptions: bool, topic: str |
       sow sessions
       sow sessions --subscriptions --topic orders
       sow sessions --end s17
-      sow sessions --end u4
+      sow sessions --end b/u4
     """
     if topic is not None and not subscriptions:
         raise click.UsageError("--topic needs --subscriptions")
     arguments.refuse_together(("--end", end is not None), ("--subscriptions", subscriptions))
     with session.client() as client:
-        if end is not None and end.startswith("u"):
+        if end is not None and end.rpartition("/")[2].startswith("u"):
             client.end_subscription(end)
             output.one(_facts({"ended_calls": 1}))
         elif end is not None:
             output.one(_facts({"ended_calls": client.end_session(end)}))
+        elif subscriptions and topic is not None and not here:
+            shown = list(map(_subscription, client.subscriptions(topic)))
+            output.many(shown, names=_SUBSCRIPTION, nothing="no subscriptions")
         elif subscriptions:
-            output.many(
-                [_subscription(found) for found in client.subscriptions(topic)],
-                names=_SUBSCRIPTION,
-                nothing="no subscriptions",
-            )
+            followers = joined.asked(client, lambda one: one.subscriptions(topic), here=here)
+            shown = [_subscription(one, cell) for cell, answer in followers.in_cells() for one in answer]
+            output.many(shown, names=_SUBSCRIPTION, nothing="no subscriptions")
+            followers.end()
         else:
-            output.many(
-                [_session(found) for found in client.sessions()],
-                names=("id", "identity", "credential", "address", "since_micros", "calls"),
-                nothing="nobody is connected",
-            )
+            callers = joined.asked(client, lambda one: one.sessions(), here=here)
+            shown = [_session(one, cell) for cell, answer in callers.in_cells() for one in answer]
+            names = ("id", "identity", "credential", "address", "since_micros", "calls")
+            output.many(shown, names=names, nothing="nobody is connected")
+            callers.end()
 
 
 _SUBSCRIPTION: Final = (
@@ -214,12 +221,13 @@ _SUBSCRIPTION: Final = (
 )
 
 
-def _subscription(found: ActiveSubscription) -> list[Fact]:
+def _subscription(found: ActiveSubscription, cell: str = "") -> list[Fact]:
+    id_, session = in_cell(cell, found.id), in_cell(cell, found.session)
     queued, kept = found.queued_bytes, found.kept
     kept_text = "" if kept is None else f"{kept.records:,}, {display.size(kept.bytes)}, {kept.runs:,} runs"
     return [
-        Fact("id", found.id, found.id),
-        Fact("session", found.session, found.session),
+        Fact("id", id_, id_),
+        Fact("session", session, session),
         Fact("identity", found.identity, display.safe(found.identity)),
         Fact("address", found.address, display.safe(found.address), in_lists=False),
         moment("since", found.since),
@@ -237,10 +245,10 @@ def _subscription(found: ActiveSubscription) -> list[Fact]:
     ]
 
 
-def _session(found: CallerSession) -> list[Fact]:
+def _session(found: CallerSession, cell: str) -> list[Fact]:
     return _facts(
         {
-            "id": found.id,
+            "id": in_cell(cell, found.id),
             "identity": found.identity,
             "credential": found.credential,
             "address": found.address,

@@ -202,7 +202,8 @@ class Values:
 
         def fetch() -> Sequence[str]:
             with connection(session) as client:
-                return [topic.name for topic in client.topics()]
+                answers = client.in_each_cell(lambda one: one.topics()).values()
+            return [topic.name for topics in answers if not isinstance(topics, SowError) for topic in topics]
 
         return _beginning(incomplete, self._names.get(("topics", session), fetch))
 

@@ -12,16 +12,18 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import click
 
 from sow.durations import parse_micros
 from sow.version import __version__
-from sow_cli import display
+from sow_cli import display, joined
+from sow_cli.doctor_cells import judged_cells
 from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO
+from sow_cli.findings import Finding, Level
 from sow_cli.output import Fact, Output, note, output_option
 from sow_cli.session import Session, host_and_port
 from sow_client import (
@@ -29,18 +31,15 @@ from sow_client import (
     Durable,
     Identity,
     Instance,
-    Placement,
     ReplicationStatus,
     SowError,
     Status,
-    Stray,
     Tls,
     Topic,
 )
 
-Level: TypeAlias = Literal["ok", "warning", "fault", "skipped"]
 T = TypeVar("T")
-_NAMES: Final = ("check", "level", "found", "advice")
+_NAMES: Final = ("check", "cell", "level", "found", "advice")
 _LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "fault", "skipped")
 _NOT_ANSWERED: Final = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED"})
 
@@ -61,26 +60,16 @@ _CALLS: Final = 5
 _TLS_SECONDS: Final = 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check."""
-
-    check: str
-    level: Level
-    found: str
-    advice: str = ""
-    """The advice. Empty: there is nothing to do."""
-
-
 @click.command(short_help="Find out what is wrong, and what to do.")
+@joined.here_option
 @output_option
 @click.pass_obj
-def doctor(session: Session, output: Output) -> None:
+def doctor(session: Session, output: Output, here: bool) -> None:
     """Check the connection, TLS, the clocks, the disk, limits, versions and known mistakes of settings. It changes
-    nothing.
+    nothing. Where there are several cells, it checks each one, and names it.
 
     Each check is ok, a warning or a fault, with advice; what the caller may not see is skipped: server, clock and disk
-    need the action observe. The exit code is 1 when there is a fault, and 3 when the server cannot be reached.
+    need the action observe. The exit code is 1 when there is a fault, and 3 when a server cannot be reached.
 
     \b
     A check is ok unless:
@@ -112,8 +101,10 @@ def doctor(session: Session, output: Output) -> None:
       sow doctor
       sow --server a:7450,b:7450 doctor --format json
     """
-    findings = list(examined(session))
-    output.many([_facts(one) for one in findings], names=_NAMES, nothing="")
+    findings = list(examined(session, here=here))
+    several = any(one.cell for one in findings)
+    names = [name for name in _NAMES if several or name != "cell"]
+    output.many([_facts(one, several=several) for one in findings], names=names, nothing="")
     counts = {level: sum(one.level == level for one in findings) for level in _LEVELS}
     if output.is_table:
         warnings, faults = display.counted(counts["warning"], "warning"), display.counted(counts["fault"], "fault")
@@ -124,17 +115,18 @@ def doctor(session: Session, output: Output) -> None:
         click.get_current_context().exit(SERVER_SAID_NO)
 
 
-def _facts(finding: Finding) -> list[Fact]:
+def _facts(finding: Finding, *, several: bool) -> list[Fact]:
     return [
         Fact("check", finding.check, finding.check),
+        *([Fact("cell", finding.cell or None, finding.cell)] if several else []),
         Fact("level", finding.level, finding.level),
         Fact("found", finding.found, display.safe(finding.found)),
         Fact("advice", finding.advice or None, display.safe(finding.advice), label="what to do"),
     ]
 
 
-def examined(session: Session) -> Iterator[Finding]:
-    """All checks, in order ([3])."""
+def examined(session: Session, *, here: bool = False) -> Iterator[Finding]:
+    """All checks, in order ([3]); those of the other cells come last, unless it is `here` alone."""
     for address in session.server.split(","):
         yield from _connection(replace(session, server=address.strip()))
     yield from tls_of(session)
@@ -146,11 +138,39 @@ def examined(session: Session) -> Iterator[Finding]:
         yield speed(_call_micros(client))
         yield versions(instance)
         yield from _asked("identity", client.whoami, lambda found: [identity(found, session)])
-        yield from _asked("server", lambda: _clocked(client), lambda found: judged_status(*found))
-        yield from _asked("topics", lambda: client.topics(with_statistics=True), judged_topics)
-        yield from _asked("durables", lambda: client.durables(with_figures=True), judged_durables)
-        yield from _asked("replication", client.replication_status, judged_links)
-        yield from _asked("cells", client.placement, lambda found: judged_cells(found, session))
+        cells = client.in_each_cell(lambda one: one)
+        own = next((cell for cell, one in cells.items() if one is client.here), "")
+        several = len(cells) > 1 and not here
+        for finding in _of_server(client.here, session):
+            yield replace(finding, cell=own) if several else finding
+        for cell, one in cells.items() if several else ():
+            if cell != own:
+                for finding in _of_other(one, session):
+                    yield replace(finding, cell=cell)
+
+
+def _of_other(client: Client | SowError, session: Session) -> Iterator[Finding]:
+    """The checks of a cell that the server has named (rule C11): first whether each of its addresses answers."""
+    if isinstance(client, SowError):
+        yield Finding("connection", "fault", f"{client.reason}: {client.message}")
+        return
+    there = replace(session, server=client.servers_of(""))
+    findings: list[Finding] = []
+    for address in there.server.split(","):
+        findings += _connection(replace(there, server=address), "start it, or correct its address in the placement")
+    yield from findings
+    yield from tls_of(there)
+    if any(one.level != "fault" for one in findings):
+        yield from _of_server(client, there, command=there.command)
+
+
+def _of_server(client: Client, session: Session, *, command: str = "sow") -> Iterator[Finding]:
+    """The checks of a server of a cell. `command`: the beginning of a command to it, for advice."""
+    yield from _asked("server", lambda: _clocked(client), lambda found: judged_status(*found))
+    yield from _asked("topics", lambda: client.topics(with_statistics=True), judged_topics)
+    yield from _asked("durables", lambda: client.durables(with_figures=True), judged_durables)
+    yield from _asked("replication", client.replication_status, judged_links)
+    yield from _asked("cells", client.placement, lambda found: judged_cells(found, session, command))
 
 
 def _asked(check: str, ask: Callable[[], T], judge: Callable[[T], Iterable[Finding]]) -> Iterator[Finding]:
@@ -167,14 +187,16 @@ def _asked(check: str, ask: Callable[[], T], judge: Callable[[T], Iterable[Findi
 # ---- the connection ----
 
 
-def _connection(session: Session) -> Iterator[Finding]:
+_NAME_ANOTHER: Final = "start the server, or name another one with --server or SOW_SERVER"
+
+
+def _connection(session: Session, unreachable: str = _NAME_ANOTHER) -> Iterator[Finding]:
+    """`unreachable`: the advice if it does not answer."""
     try:
         with session.client() as client:
             found = client.describe_instance()
     except SowError as error:
-        advice = session.hint(error) or (
-            "start the server, or name another one with --server or SOW_SERVER" if error.reason == "UNREACHABLE" else ""
-        )
+        advice = session.hint(error) or (unreachable if error.reason == "UNREACHABLE" else "")
         yield Finding("connection", "fault", f"{session.server}: {error.reason}: {error.message}", advice)
         return
     if not found.serving:
@@ -518,58 +540,3 @@ def judged_links(status: ReplicationStatus) -> Iterator[Finding]:
 
 def _told(reason: str, error: str) -> str:
     return "".join([f": {part}" for part in (reason, error) if part])
-
-
-# ---- cells ----
-
-
-def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
-    """Checks the placement of topics in cells, where there is one."""
-    if not found.cell:
-        return
-    if not found.default:
-        yield Finding("cells", "skipped", "the problems of cells need the permission observe")
-        return
-    for problem in found.problems:
-        since = f"since {problem.since:%Y-%m-%d %H:%M:%S} UTC"
-        if problem.kind == "DIFFERS":
-            advice = "give all servers the same placement file, and run sow cells reload at each"
-            yield Finding("cells", "fault", f"the cell {problem.cell} differs {since}: {problem.message}", advice)
-        else:
-            said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
-            yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
-    for stray in found.strays:
-        servers = ",".join(found.cells[stray.cell])
-        yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell)
-    if not found.problems and not found.strays:
-        yield Finding("cells", "ok", f"{display.counted(len(found.cells), 'cell')} have the same placement")
-
-
-def _copy_at(session: Session, topic: str) -> Stray | str | None:
-    """The topic as the cell has it that it is placed in; a text: the fault for which that is not known."""
-    try:
-        with session.client() as client:
-            return client.placement(topic).copy
-    except SowError as error:
-        return f"{error.reason}: {error.message}"
-
-
-def stray_finding(stray: Stray, other: Stray | str | None, cell: str) -> Finding:
-    """Checks which copy of a topic is newer: the one that is left in a cell, or that of the cell it is placed in."""
-    begin = f"the topic {stray.topic} lives in the cell {stray.cell}, and {display.counted(stray.records, 'record')} "
-    begin += f"of it are left in {cell}"
-    delete = f"sow topic delete {stray.topic} --here"
-    if isinstance(other, str):
-        return Finding("cells", "warning", f"{begin}; {stray.cell} does not say what it has ({other})", "ask it later")
-    if other is None:
-        advice = "if the copy here is wanted, correct the placement, or copy the topic there"
-        return Finding("cells", "fault", f"{begin}; {stray.cell} has no such topic", advice)
-    if stray.last_change is None or other.last_change is None:
-        advice = f"compare the two; if the one here is not wanted: {delete}"
-        said = f"{begin}; which copy is newer is not known, as the journal of one has no change of it"
-        return Finding("cells", "warning", said, advice)
-    times = f"last changes: {stray.last_change:%Y-%m-%d %H:%M:%S} here, {other.last_change:%Y-%m-%d %H:%M:%S} there"
-    if stray.last_change > other.last_change:
-        advice = "changes may be missing there: compare the two before you delete one"
-        return Finding("cells", "fault", f"{begin}; the copy here is newer ({times})", advice)
-    return Finding("cells", "warning", f"{begin}; the copy there is newer ({times})", delete)

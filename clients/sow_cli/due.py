@@ -6,11 +6,12 @@ from datetime import datetime
 
 import click
 
-from sow_cli import arguments, display
+from sow_cli import arguments, display, joined
 from sow_cli.grouping import check_plot
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
+from sow_client._inspection import joined as joined_horizon
 
 
 @click.command(short_help="Count the records that fall due, by when.")
@@ -26,9 +27,12 @@ from sow_client import ExpiryHorizon, InvalidArgument, TopicDue
 )
 @click.option("--exact", is_flag=True, help="End the count where it would not be exact any more.")
 @click.option("--plot", is_flag=True, help="Draw the counts of each topic as bars, also in a pipe.")
+@joined.here_option
 @output_option
 @click.pass_obj
-def due(session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool, plot: bool) -> None:
+def due(
+    session: Session, output: Output, topic: str | None, spans: tuple[str, ...], exact: bool, plot: bool, here: bool
+) -> None:
     """Count the records of TOPIC, or of all topics, that fall due in each span of time from now.
 
     Up to 100,000 records are looked at. Behind those, up to 1,000,000 entries of the expiry index are counted. There a
@@ -45,33 +49,34 @@ def due(session: Session, output: Output, topic: str | None, spans: tuple[str, .
     check_plot(output, plot=plot)
     with session.client() as client:
         try:
-            found = client.expiry_horizon(topic, spans, exact=exact)
+            found = joined.of_topic(client, topic, lambda one: one.expiry_horizon(topic, spans, exact=exact), here=here)
         except InvalidArgument as error:
             if error.details.get("field") != "spans":
                 raise
             raise click.BadParameter(error.message.removeprefix("spans: "), param_hint="--within") from error
-    ends = [display.exact_duration(span) for span in found.spans]
+    whole = joined_horizon(list(found.answers.values()))
+    ends = [display.exact_duration(span) for span in whole.spans]
     if plot:
         _draw(found, ends)
     else:
-        output.many(
-            [_facts(one, ends) for one in found.topics],
-            names=("topic", "next_time_micros", "overdue", *[f"due_{end}" for end in ends], "incomplete"),
-            nothing="no topics",
-        )
-    _remark(found)
+        names = ("topic", "next_time_micros", "overdue", *[f"due_{end}" for end in ends], "incomplete")
+        rows = found.rows(lambda horizon: (_facts(one, ends) for one in horizon.topics), ordered_by=1)
+        output.many(rows, names=found.names(names), nothing="no topics")
+    _remark(whole)
+    found.end()
 
 
-def _draw(found: ExpiryHorizon, ends: list[str]) -> None:
+def _draw(found: joined.Joined[ExpiryHorizon], ends: list[str]) -> None:
     """Draws a chart for each topic that has records which fall due."""
     from sow_cli import plots  # only here, as it needs rich
 
     drawn = {}
-    for one in found.topics:
-        bars = [plots.Bar("overdue", one.overdue)]
-        bars += [plots.Bar(f"≤{end}", count) for end, count in zip(ends, one.due, strict=True)]
-        if any(bar.value for bar in bars):
-            drawn[display.safe(one.topic)] = bars
+    for cell, horizon in found.answers.items():
+        for one in horizon.topics:
+            bars = [plots.Bar("overdue", one.overdue)]
+            bars += [plots.Bar(f"≤{end}", count) for end, count in zip(ends, one.due, strict=True)]
+            if any(bar.value for bar in bars):
+                drawn[display.safe(one.topic) + (f" in {cell}" if found.several else "")] = bars
     plots.show(drawn)
     if not drawn:
         note("no record falls due in these spans")

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from sow_cli import arguments, display, settings
+from sow_cli import arguments, display, joined, settings
 from sow_cli.messages import TopicForms, message_writer
 from sow_cli.output import Fact, Output, length, moment, note, output_option
 from sow_cli.session import Session
@@ -55,9 +55,10 @@ def durable() -> None:
 @durable.command("list", short_help="List durable subscriptions.")
 @click.argument("topic", required=False)
 @click.option("--pins", is_flag=True, help="Only pins, with their owner, their reader and their last renewal.")
+@joined.here_option
 @output_option
 @click.pass_obj
-def list_durables(session: Session, output: Output, topic: str | None, pins: bool) -> None:
+def list_durables(session: Session, output: Output, topic: str | None, pins: bool, here: bool) -> None:
     """List the durable subscriptions of TOPIC, or of all topics, with their unacknowledged entries.
 
     Entries are counted before the filter. A pin keeps the journal for a reader of ranges, such as a stream of Spark.
@@ -69,11 +70,12 @@ def list_durables(session: Session, output: Output, topic: str | None, pins: boo
       sow durable list --pins
     """
     with session.client() as client:
-        found = client.durables(topic, with_figures=True)
-    if pins:
-        found = [one for one in found if one.pin]
-    nothing = "no pins" if pins else "no durable subscriptions"
-    output.many([_facts(one, as_pin=pins) for one in found], names=_NAMES, nothing=nothing)
+        found = joined.of_topic(client, topic, lambda one: one.durables(topic, with_figures=True), here=here)
+    rows = found.rows(
+        lambda durables: (_facts(one, as_pin=pins) for one in durables if one.pin or not pins), ordered_by=2
+    )
+    output.many(rows, names=found.names(_NAMES), nothing="no pins" if pins else "no durable subscriptions")
+    found.end()
 
 
 @durable.command(short_help="Show position, settings and backlog.")

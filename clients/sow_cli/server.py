@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import click
 
 from sow.version import __version__
-from sow_cli import arguments, display, watched
+from sow_cli import arguments, display, joined, watched
 from sow_cli.output import Fact, Output, moment, output_option, progress
 from sow_cli.session import Session
 from sow_client import Client, SowError, Status
@@ -29,7 +30,7 @@ def show_versions(session: Session) -> None:
     click.echo(f"server {display.safe(found.server_version)} ({display.safe(found.shown)})")
 
 
-@click.command()
+@click.command(short_help="Show the state of the server.")
 @click.option(
     "--watch",
     is_flag=False,
@@ -38,10 +39,11 @@ def show_versions(session: Session) -> None:
     metavar="[DURATION]",
     help="Show figures after each such time, 1s if none is given: rates by topic, queues, lags.",
 )
+@joined.here_option
 @output_option
 @click.pass_obj
-def status(session: Session, output: Output, watch: str | None) -> None:
-    """Show the state of the server.
+def status(session: Session, output: Output, watch: str | None, here: bool) -> None:
+    """Show the state of the server; of several cells, a line for each.
 
     With --watch a line comes each second, until Ctrl-C. It has the changes and expiries in a second, the requests that
     wait for the writer, and the subscriptions with those that read the journal. Then come the greatest lag of a peer
@@ -55,9 +57,15 @@ def status(session: Session, output: Output, watch: str | None) -> None:
     """
     with session.client() as client:
         if watch is not None:
-            watched.show(client, output, watch)
+            watched.show(client, output, watch, here=here)
         else:
-            output.one([*_facts(client.status()), *_cells(client)])
+            found = joined.asked(client, lambda one: [*_facts(one.status()), *_cells(one)], here=here)
+            if found.several:
+                rows = [_in_list(cell, facts) for cell, facts in found.answers.items()]
+                output.many(rows, names=[fact.name for fact in rows[0]], nothing="")
+            else:
+                output.one(next(iter(found.answers.values())))
+            found.end()
 
 
 @click.command(short_help="Show which instance answers.")
@@ -125,6 +133,19 @@ def accept_clock(session: Session, output: Output) -> None:
     with session.client() as client:
         done = client.accept_clock()
     output.one([moment("before", done.before), moment("after", done.after)])
+
+
+_LISTED: Final = frozenset(
+    {"instance", "state", "failure", "sweep_paused", "topics", "live_records", "overdue_records", "disk_bytes"}
+    | {"disk_free_bytes", "cell_problems"}
+)
+"""The facts of a status in a table of several cells."""
+
+
+def _in_list(cell: str, facts: Sequence[Fact]) -> list[Fact]:
+    """A status among those of other cells. The name of its cell comes first."""
+    others = [replace(fact, in_lists=fact.name in _LISTED) for fact in facts if fact.name != "cell"]
+    return [Fact("cell", cell, cell), *others]
 
 
 def _cells(client: Client) -> list[Fact]:

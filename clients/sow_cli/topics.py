@@ -8,7 +8,7 @@ from typing import Final, Unpack
 
 import click
 
-from sow_cli import arguments, display, settings
+from sow_cli import arguments, display, joined, settings
 from sow_cli.exits import SERVER_SAID_NO
 from sow_cli.filter_parameters import Values, param_option
 from sow_cli.ignored import remark_on_fields
@@ -60,10 +60,11 @@ KEY_CHARACTERS_SHOWN: Final = 60
 
 
 @click.command(short_help="List all topics.")
+@joined.here_option
 @output_option
 @click.pass_obj
-def topics(session: Session, output: Output) -> None:
-    """List all topics with their settings and figures.
+def topics(session: Session, output: Output, here: bool) -> None:
+    """List all topics with their settings and figures, of all cells where there are several.
 
     `sow topic list` is the same command.
 
@@ -73,8 +74,10 @@ def topics(session: Session, output: Output) -> None:
       sow topic list --format json
     """
     with session.client() as client:
-        found = client.topics(with_statistics=True)
-    output.many([_facts(topic) for topic in found], names=_NAMES, nothing="no topics")
+        found = joined.asked(client, lambda one: one.topics(with_statistics=True), here=here)
+    rows = found.rows(lambda topics: map(_facts, topics), ordered_by=1)
+    output.many(rows, names=found.names(_NAMES), nothing="no topics")
+    found.end()
 
 
 @click.group(short_help="List, create, alter, describe, delete, restamp, check topics.")

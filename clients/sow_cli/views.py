@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from sow_cli import arguments, display, settings
+from sow_cli import arguments, display, joined, settings
 from sow_cli.output import Fact, Output, note, output_option, telling
 from sow_cli.session import Session
 from sow_cli.topics import confirm
@@ -157,9 +157,10 @@ def _awaited(client: Client, topic: Topic) -> Topic:
 
 @view.command("list", short_help="List all views.")
 @click.argument("source", required=False)
+@joined.here_option
 @output_option
 @click.pass_obj
-def list_views(session: Session, output: Output, source: str | None) -> None:
+def list_views(session: Session, output: Output, source: str | None, here: bool) -> None:
     """List the views of the topic SOURCE, or all views, with their definitions.
 
     \b
@@ -168,10 +169,14 @@ def list_views(session: Session, output: Output, source: str | None) -> None:
       sow view list orders --format json
     """
     with session.client() as client:
-        found = [topic for topic in client.topics() if topic.is_view]
-    if source is not None:
-        found = [topic for topic in found if topic.view is not None and topic.view.source == source]
-    output.many([_facts(topic) for topic in found], names=_NAMES, nothing="no views")
+        found = joined.asked(client, lambda one: one.topics(), here=here)
+    rows = found.rows(lambda topics: (_facts(one) for one in topics if _is_view_of(one, source)), ordered_by=1)
+    output.many(rows, names=found.names(_NAMES), nothing="no views")
+    found.end()
+
+
+def _is_view_of(topic: Topic, source: str | None) -> bool:
+    return topic.is_view and (source is None or (topic.view is not None and topic.view.source == source))
 
 
 @view.command(short_help="Show the definition and the state of a view.")

@@ -76,6 +76,8 @@ class Cells(Generic[_Transport]):
         """The place of each topic that is not at home."""
         self._all: Mapping[str, Place[_Transport]] = {"": self.home}
         """All cells by their names, as far as home has told them."""
+        self.refused: Mapping[str, InvalidArgument] = {}
+        """Cells to which the client does not go (rule C11), and why."""
         self._single: object = None
         """The connection on which home has said that it has no placement."""
         self._lock = threading.Lock()
@@ -132,42 +134,37 @@ class Cells(Generic[_Transport]):
 
     @property
     def all(self) -> Mapping[str, Place[_Transport]]:
-        """All cells by their names, as home has told them last. Before that, and without a placement, {"": home}."""
+        """All cells to which the client goes, by their names, as home has told them last. Before that, and without a
+        placement, {"": home}."""
         return self._all
 
     def is_to_ask(self, connection: object) -> bool:
         """True: a call over all cells asks home for its placement ([5]). `connection`: the present one to home."""
         return self._opened is not None and (self._single is None or self._single != connection)
 
-    def placed(
-        self, told: admin_pb2.GetPlacementResponse | None, connection: object
-    ) -> Mapping[str, Place[_Transport]]:
-        """Takes home's placement in, and returns `all`. None: home knows of none. Raises InvalidArgument, with the
-        cell in its details, where the client cannot go to one of them; and Cancelled (CLOSED)."""
+    def placed(self, told: admin_pb2.GetPlacementResponse | None, connection: object) -> None:
+        """Takes home's placement in. None: home is too old to have one. Raises Cancelled (CLOSED)."""
         if told is None or not told.cell or not told.cells:  # without cells: the caller has no identity (rule C8)
-            found = {"" if told is None else told.cell: self.home}
-            with self._lock:
-                self._all, self._single = found, connection if told is None or not told.cell else None
-            return found
-        found = {}
+            cell = "" if told is None else told.cell
+            self._all, self.refused, self._single = {cell: self.home}, {}, None if cell else connection
+            return
+        found: dict[str, Place[_Transport]] = {}
+        refused: dict[str, InvalidArgument] = {}
         with self._lock:
-            for cell in told.cells:
-                if cell.name == told.cell:
-                    found[cell.name] = self.home
-                    continue
-                try:
-                    place = self._place(cell.name, servers := ",".join(cell.servers))
-                except InvalidArgument as refused:
-                    raise _not_there(cell.name, refused.message) from refused
+            for one in told.cells:
+                place: Place[_Transport] | None = self.home
+                servers = ",".join(one.servers)
+                cause = f"{servers!r} is no list of HOST:PORT"
+                if one.name != told.cell:
+                    try:
+                        place = self._place(one.name, servers)
+                    except InvalidArgument as error:
+                        place, cause = None, error.message
                 if place is None:
-                    raise _not_there(cell.name, f"{servers!r} is no list of HOST:PORT")
-                found[cell.name] = place
-            self._all, self._single = found, None
-        return found
-
-    def only(self, cell: str) -> None:
-        """These are the cells of a client that stays in this one."""
-        self._all = {cell: self.home}
+                    refused[one.name] = _not_there(one.name, cause)
+                else:
+                    found[one.name] = place
+            self._all, self.refused, self._single = found, refused, None
 
     def at(self, place: Place[_Transport]) -> Way[_Transport]:
         """The way of a call that has no topic, in a certain cell."""
@@ -196,7 +193,7 @@ def in_cell(cell: str, id: str) -> str:  # noqa: A002 - the name that sessions()
     return f"{cell}/{id}" if cell else id
 
 
-def _not_there(cell: str, cause: str) -> SowError:
+def _not_there(cell: str, cause: str) -> InvalidArgument:
     message = f"the cell {cell}: this client does not go there: {cause}"
     return InvalidArgument(message, reason="INVALID_ARGUMENT", details={"cell": cell})
 

@@ -230,7 +230,7 @@ def _parts_of(client: Client, reading: Reading, topics: Collection[str]) -> Mapp
     """The option `partitions`, which counts for all topics, divided among several by their records."""
     if not (reading.several and reading.partitions):
         return {}
-    found = retried(reading.connecting, lambda: client.topics(with_statistics=True))
+    found = retried(reading.connecting, lambda: client.here.topics(with_statistics=True))
     sizes = {one.name: one.statistics.live_records for one in found if one.name in topics and one.statistics}
     total = max(sum(sizes.values()), 1)
     return {name: max(reading.partitions * size // total, 1) for name, size in sizes.items()}

@@ -239,7 +239,7 @@ def infer(reading: Reading) -> StructType:
 def topics_read(client: Client, reading: Reading) -> list[Topic]:
     """The topics that a snapshot reads, at least one. Raises SowError and SowSourceError."""
     if reading.several:
-        return retried(reading.connecting, lambda: selected(client.topics(), reading, journal=False))
+        return retried(reading.connecting, lambda: selected(client.here.topics(), reading, journal=False))
     return [retried(reading.connecting, lambda: client.describe_topic(reading.topic))]
 
 

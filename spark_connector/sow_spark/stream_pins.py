@@ -136,7 +136,7 @@ class Pins:
             return False
         try:
             with connect(connecting) as client:
-                return any(one.name == name for one in client.durables())
+                return any(one.name == name for one in client.here.durables())
         except SowError:
             return True  # it may have
 

@@ -473,7 +473,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._reading.several:
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
-        topics = self._call("looking at them", lambda client: client.topics())
+        topics = self._call("looking at them", lambda client: client.here.topics())
         return {topic.name: topic for topic in selected(topics, self._reading)}
 
     def _check_kind(self, offset: Offset) -> None:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
+from sow_cli import command
 from sow_client import InvalidArgument, SowError, Unavailable
+from tests.support.fakes.commands import rows
 from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
+from tests.support.servers.http_door import running_door
 from tests.support.servers.server import ServerProcess, free_port
 from tests.support.simulation.clients import Connect, connect
 
@@ -47,7 +51,7 @@ def test_each_cell_has_a_client_of_its_own(connect: Connect, cells: TwoCells) ->
         with found["b"] as only:
             names = {topic.name for topic in only.topics()}
             assert (here in names, there in names) == (False, True)
-            assert [*only.cells()] == ["b"]
+            assert [*only.cells()] == [""]
             with pytest.raises(SowError) as refused:
                 only.get(here, "1")
             assert refused.value.reason == "TOPIC_ELSEWHERE", "it follows nobody"
@@ -64,7 +68,10 @@ def test_a_list_is_whole_or_an_error_that_names_the_cell(connect: Connect, cells
             with pytest.raises(Unavailable, match="the cell b: ") as lost:
                 client.topics()
             assert lost.value.details["cell"] == "b"
-            assert client.cells()["a"].topics() is not None, "the program may go on with the others"
+            found = client.in_each_cell(lambda one: one.topics())
+            assert isinstance(found["a"], list), "the program may go on with the others"
+            assert isinstance(found["b"], Unavailable)
+            assert client.here.topics() == client.cells()["a"].topics() == found["a"]
         finally:
             cells.servers["b"].start()
         assert client.topics()
@@ -104,6 +111,39 @@ def test_a_load_that_was_listed_is_found_in_its_cell(connect: Connect, cells: Tw
         assert client.get_load(load.id).phase == "staging"
         client.abort_load(load.id)
         assert [one.phase for one in client.loads(there)] in ([], ["aborted"])
+
+
+def test_the_command_and_the_http_door_list_all_cells(cells: TwoCells) -> None:
+    here, there = cells.topic("a"), cells.topic("b")
+    for cell, name in (("a", here), ("b", there)):
+        with cells.direct(cell) as direct:
+            direct.publish(name, b"{}", key="1", ttl="1h")
+
+    def sow(*words: str) -> Result:
+        return CliRunner().invoke(command.sow, ["--server", cells.home, *words])
+
+    for listed in (["topics"], ["due"]):
+        shown = {row.get("name", row.get("topic")): row["cell"] for row in rows(sow(*listed))}
+        assert (shown[here], shown[there]) == ("a", "b")
+    assert [(row["cell"], row["instance"]) for row in rows(sow("status"))] == [("a", "a-1"), ("b", "b-1")]
+    with running_door(cells.home) as door, door.client() as http:
+        assert {here, there} <= {topic["name"] for topic in http.get("/v1/topics").json()["topics"]}
+        cells.servers["b"].kill9()
+        refused = http.get("/v1/topics")
+        assert (refused.status_code, "the cell b: " in refused.text) == (503, True), "whole, or an error"
+    try:
+        alone = sow("topics")
+        assert alone.exit_code == 3
+        assert "warning: without the cell b: UNREACHABLE" in alone.stderr
+        assert {row["cell"] for row in rows(alone)} == {"a"}
+        examined = sow("doctor")
+        assert examined.exit_code == 3
+        faults = [(row["check"], row["cell"]) for row in rows(examined) if row["level"] == "fault"]
+        assert faults == [("connection", "b")]
+    finally:
+        cells.servers["b"].start()
+    examined = sow("doctor")
+    assert {row.get("cell") for row in rows(examined) if row["check"] == "topics"} == {"a", "b"}
 
 
 @pytest.mark.long

@@ -44,7 +44,28 @@ def test_jobs_run_in_the_cell_of_their_topic(spark: SparkSession, cells: TwoCell
     writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
     assert writer.trigger(availableNow=True).start().awaitTermination(120)
     assert 3 in seen
-    assert topic not in [found.name for found in cells.direct("a").topics()]
+    assert topic not in [found.name for found in cells.direct("a").here.topics()]
+
+
+@pytest.mark.long
+def test_a_pattern_has_the_topics_of_the_cell_of_the_server(
+    spark: SparkSession, cells: TwoCells, tmp_path: Path
+) -> None:
+    """A DataFrame is of one instant, and the offsets of a stream are of one journal."""
+    topics = [cells.topic("a"), cells.topic("b")]
+    with Client(cells.home) as client:
+        for topic in topics:
+            client.create_topic(topic, key=["/id"], journal=True)
+            client.publish(topic, {"id": topic})
+    options = {"server": cells.home, "topicPattern": "|".join(topics)}
+    read = spark.read.format("sow").options(**options).load()
+    assert [row.id for row in read.select("id").collect()] == topics[:1]
+    streamed = spark.readStream.format("sow").options(**options, startingFrom="earliest").load()
+    seen: list[str] = []
+    writer = streamed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.foreachBatch(lambda batch, _: seen.extend(row.id for row in batch.select("id").collect()))
+    assert writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert seen == topics[:1]
 
 
 def test_tasks_get_the_addresses_of_the_cell(cells: TwoCells) -> None:

@@ -149,28 +149,37 @@ class AsyncCalls:
             await place.transport.go_back()
         return instance
 
-    async def cells(self) -> dict[str, Self]:
-        """All cells of the name space, as the server names them: a client of each, by its name. Where there are none,
-        {"": this client}.
+    @property
+    def here(self) -> Self:
+        """A client of the same server that stays in its cell: its lists are of that cell alone, and it raises
+        TOPIC_ELSEWHERE for a topic of another one. It has the settings and connections of this client, and ends with
+        it. Rule: C19."""
+        return self._part(self._cells.home)
 
-        Such a client has the settings and connections of this one, ends with it, and never goes to another cell: its
-        lists, `status`, `watch_figures` and the like are of that cell alone. It raises TOPIC_ELSEWHERE for a topic of
-        another one. With a `channel` of the program there is its cell alone.
+    async def cells(self) -> dict[str, Self]:
+        """A client of each cell of the name space, by its name, such as `client.cells()["b"].status()`. Each stays in
+        its cell, as that of `here`. The server names the cells: where there are none, {"": …}; with a `channel` of the
+        program, its cell alone. Raises InvalidArgument where this client cannot go to one of them.
 
         Rules: C11, C19.
         """
-        if self._is_part:
-            return {next(iter(self._cells.all)): self}
-        return {cell: self._part(cell, place) for cell, place in (await self._all_places()).items()}
+        return {cell: self._part(place) for cell, place in (await self._all_places()).items()}
 
-    def _part(self, cell: str, place: Place[AsyncTransport]) -> Self:
-        if not cell:
+    async def in_each_cell(self, ask: Callable[[Self], Awaitable[_Response]]) -> dict[str, _Response | SowError]:
+        """Makes a call in all cells at the same time, such as `client.in_each_cell(lambda one: one.status())`. Returns
+        its results by cell, and its error where it has failed. `ask` gets the clients of `cells`.
+
+        Rule: C19.
+        """
+        return await self._in_cells(lambda place: ask(self._part(place)))
+
+    def _part(self, place: Place[AsyncTransport]) -> Self:
+        if self._is_part:
             return self
         part = self._parts.get(place.key)
         if part is None:
             part = copy.copy(self)
             part._begin(place.transport, None)
-            part._cells.only(cell)
             part._is_part = True
             part = self._parts.setdefault(place.key, part)
         return part
@@ -178,18 +187,46 @@ class AsyncCalls:
     async def _all_places(self) -> Mapping[str, Place[AsyncTransport]]:
         """All cells by their names, as home names them now. Raises InvalidArgument where this client cannot go to one
         of them. Rule: C19."""
-        if self._cells.is_to_ask(self._transport.connection):
-            return self._cells.placed(await self._ask_placement(), self._transport.connection)
+        await self._learn_cells()
+        for refused in self._cells.refused.values():
+            raise refused
         return self._cells.all
 
-    async def _ask_placement(self) -> admin_pb2.GetPlacementResponse | None:
-        """The placement of home; None: it is too old to have one."""
+    async def _learn_cells(self) -> None:
+        if not self._cells.is_to_ask(self._transport.connection):
+            return
+        told = None
         try:
-            return await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest())
+            told = await self._call(self._admin.GetPlacement, admin_pb2.GetPlacementRequest())
         except SowError as error:
             if error.reason != "UNIMPLEMENTED":
                 raise
-            return None
+        self._cells.placed(told, self._transport.connection)
+
+    async def _in_cells(
+        self, ask: Callable[[Place[AsyncTransport]], Awaitable[_Response]]
+    ) -> dict[str, _Response | SowError]:
+        """The results of a call in all cells, by their names, and errors. Raises that of home if it names no cells."""
+        answers: dict[Place[AsyncTransport], _Response | SowError] = {}
+
+        async def asked(place: Place[AsyncTransport]) -> None:
+            try:
+                answer: _Response = await ask(place)
+            except SowError as error:
+                answers[place] = error
+            else:
+                answers[place] = answer
+
+        calls: list[Callable[[], Awaitable[object]]] = [partial(asked, place) for place in self._cells.all.values()]
+        if asks := self._cells.is_to_ask(self._transport.connection):
+            calls.append(self._learn_cells)
+        await aio_together(calls)
+        if not asks:
+            await self._learn_cells()  # the call may have connected anew
+        places = self._cells.all
+        if new := [partial(asked, place) for place in places.values() if place not in answers]:
+            await aio_together(new)
+        return {cell: answers[place] for cell, place in places.items()} | dict(self._cells.refused)
 
     async def _everywhere(
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
@@ -201,26 +238,9 @@ class AsyncCalls:
             way = self._cells.way(topic)
             response = await self._call(method, request, way=way)
             return {way.place.cell: response}
-        answers: dict[Place[AsyncTransport], _Response | SowError] = {}
-
-        async def ask(place: Place[AsyncTransport]) -> None:
-            try:
-                answer: _Response = await self._call(method, request, way=self._cells.at(place))
-            except SowError as error:
-                answers[place] = error
-            else:
-                answers[place] = answer
-
-        calls: list[Callable[[], Awaitable[object]]] = [partial(ask, place) for place in self._cells.all.values()]
-        if asks := self._cells.is_to_ask(self._transport.connection):
-            calls.append(self._all_places)
-        await aio_together(calls)
-        places = self._cells.all if asks else await self._all_places()  # the calls may have connected anew
-        if new := [partial(ask, place) for place in places.values() if place not in answers]:
-            await aio_together(new)
         found: dict[str, _Response] = {}
-        for cell, place in places.items():
-            answer = answers[place]
+        answers = await self._in_cells(lambda place: self._call(method, request, way=self._cells.at(place)))
+        for cell, answer in answers.items():
             if isinstance(answer, SowError):
                 raise answer
             found[cell] = answer
@@ -229,17 +249,12 @@ class AsyncCalls:
     async def _in_each(
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, *, missing: str = ""
     ) -> list[_Response]:
-        """The answers of all cells to a change of something that each of them has, such as a policy. It is made in one
-        cell after the other, also after an error; then the first error is raised. `missing`: the reason for which cells
-        may refuse, unless all do. Rule: C19."""
-        places = await self._all_places()
-        answers: list[_Response] = []
-        errors: list[SowError] = []
-        for place in places.values():
-            try:
-                answers.append(await self._call(method, request, once=True, way=self._cells.at(place)))
-            except SowError as error:
-                errors.append(error)
+        """The answers of all cells to a change of something that each of them has, such as a policy. One that fails
+        keeps no other from making the change; then the first error is raised. `missing`: the reason for which cells may
+        refuse, unless all do. Rule: C19."""
+        found = await self._in_cells(lambda place: self._call(method, request, once=True, way=self._cells.at(place)))
+        answers = [one for one in found.values() if not isinstance(one, SowError)]
+        errors = [one for one in found.values() if isinstance(one, SowError)]
         refused = [error for error in errors if error.reason != missing]
         if refused or not answers:
             raise (refused or errors)[0]

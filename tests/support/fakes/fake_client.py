@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from sow.durations import parse_micros
 from sow.v1 import types_pb2
@@ -62,6 +62,8 @@ from tests.support.fakes.fake_results import (
     check_names,
 )
 
+T = TypeVar("T")
+
 
 def given(parameters: Mapping[str, object] | None) -> dict[str, object]:
     """The argument of a call as it is noted: only where there is one."""
@@ -93,6 +95,8 @@ class FakeClient(FakePublishing, FakeInspecting):
         self.verified: list[Verified] = []
         self.unsound: list[UnsoundRow] = []
         self.repaired: list[Repaired] = []
+        self.others: dict[str, Self | SowError] = {}
+        """The other cells, of which this one is `a`; an error: it does not answer."""
         self.interruption: SowError | None = None
         """The errors that interrupt each subscription before its first message, for a moment."""
 
@@ -103,6 +107,20 @@ class FakeClient(FakePublishing, FakeInspecting):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.calls.append(("close", {}))
+
+    # ---- cells ----
+
+    @property
+    def here(self) -> Self:
+        return self
+
+    def in_each_cell(self, ask: Callable[[Self], T]) -> dict[str, T | SowError]:
+        if not self.others:
+            return {"": ask(self)}
+        found: dict[str, T | SowError] = {"a": ask(self)}
+        for cell, other in self.others.items():
+            found[cell] = other if isinstance(other, SowError) else ask(other)
+        return found
 
     # ---- topics ----
 

@@ -105,6 +105,8 @@ class _Blocking:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
+        if name == "here":
+            return _Blocking(self._loop, value)
         return _Method(self._loop, value) if inspect.ismethod(value) else value
 
     def __iter__(self) -> Iterator[Any]:

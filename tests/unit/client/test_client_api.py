@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -81,7 +83,13 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
         for name in names:
             one, other = getattr(blocking, name), getattr(asynchronous, name)
             if callable(one):
-                assert inspect.signature(one).parameters == inspect.signature(other).parameters, name
+                assert _parameters(one) == _parameters(other), name
+
+
+def _parameters(method: Callable[..., object]) -> list[str]:
+    """As text; a function of the program gives its result, and in asyncio something to await."""
+    given = inspect.signature(method).parameters.values()
+    return [re.sub(r"Awaitable\[(\w+)\]", r"\1", str(parameter)) for parameter in given]
 
 
 def test_every_public_method_has_a_docstring() -> None:

@@ -178,24 +178,26 @@ def told(cell: str = "home", **cells: str) -> admin_pb2.GetPlacementResponse:
 def test_all_cells_are_those_that_home_names_and_home_is_one_of_them() -> None:
     cells = new()
     assert cells.all == {"": cells.home}
-    places = cells.placed(told(b="b:1", c="c:1"), "connection 1")
-    assert {cell: place.transport for cell, place in places.items()} == {"home": "home", "b": "b:1", "c": "c:1"}
+    cells.placed(told(b="b:1", c="c:1"), "connection 1")
+    assert {cell: place.transport for cell, place in cells.all.items()} == {"home": "home", "b": "b:1", "c": "c:1"}
     walk(way := cells.way("orders"), elsewhere("b"))
-    assert way.place is places["b"], "one connection to a cell"
-    assert cells.placed(told(c="c:2"), "connection 1").keys() == {"home", "c"}
-    assert cells.all["c"].transport == "c:2"
+    assert way.place is cells.all["b"], "one connection to a cell"
+    cells.placed(told(c="c:2"), "connection 1")
+    assert {cell: place.transport for cell, place in cells.all.items()} == {"home": "home", "c": "c:2"}
 
 
 def test_that_there_are_no_cells_is_asked_once_a_connection_and_a_placement_each_time() -> None:
     cells = new()
     for answer in (None, admin_pb2.GetPlacementResponse()):  # None: a server of an earlier version
         assert cells.is_to_ask("connection 1")
-        assert cells.placed(answer, "connection 1") == {"": cells.home}
+        cells.placed(answer, "connection 1")
+        assert cells.all == {"": cells.home}
         assert not cells.is_to_ask("connection 1")
         assert cells.is_to_ask("connection 2"), "its server may be another one"
         cells.placed(told(b="b:1"), "connection 2")
     assert cells.is_to_ask("connection 2")
-    assert cells.placed(admin_pb2.GetPlacementResponse(cell="home"), "connection 2") == {"home": cells.home}
+    cells.placed(admin_pb2.GetPlacementResponse(cell="home"), "connection 2")
+    assert cells.all == {"home": cells.home}, "the caller may not know the others"
     assert cells.is_to_ask("connection 2")
 
 
@@ -204,18 +206,34 @@ def test_a_client_on_a_channel_of_the_program_has_one_cell() -> None:
 
 
 @pytest.mark.parametrize("servers", ["unix:/run/b", "dns:///b"])
-def test_a_cell_at_an_address_that_is_not_used_is_an_error_of_all(servers: str) -> None:
+def test_a_cell_to_which_the_client_does_not_go_is_told(servers: str) -> None:
     """C19: a list without it would not be whole."""
     cells = new()
-    with pytest.raises(InvalidArgument, match=r"the cell b: this client does not go there: .*HOST:PORT") as error:
-        cells.placed(told(b=servers, c="c:1"), "connection 1")
-    assert error.value.details == {"cell": "b"}
-    assert cells.is_to_ask("connection 1")
+    cells.placed(told(b=servers, c="c:1"), "connection 1")
+    assert [*cells.all] == ["home", "c"]
+    (refused,) = cells.refused.values()
+    assert refused.details == {"cell": "b"}
+    assert refused.message == f"the cell b: this client does not go there: {servers!r} is no list of HOST:PORT"
+    cells.placed(told(b="b:1", c="c:1"), "connection 1")
+    assert not cells.refused
+
+
+def test_where_a_credential_may_not_go_the_other_cells_are_there() -> None:
+    def opened(servers: str) -> str:
+        if servers == "b:1":
+            raise InvalidArgument("token: over TLS only", reason="INVALID_ARGUMENT")
+        return servers
+
+    cells = new(opened)
+    cells.placed(told(b="b:1", c="c:1"), "connection 1")
+    assert ([*cells.all], [*cells.refused]) == (["home", "c"], ["b"])
+    assert cells.refused["b"].message == "the cell b: this client does not go there: token: over TLS only"
 
 
 def test_the_error_of_a_cell_names_it() -> None:
     cells = new()
-    places = cells.placed(told(b="b:1"), "connection 1")
+    cells.placed(told(b="b:1"), "connection 1")
+    places = cells.all
     for error in (LOST, error_of_reason("PERMISSION_DENIED", "nobody answers")):
         named = cells.at(places["b"]).told(error)
         assert (named.message, named.details["cell"]) == ("the cell b: nobody answers", "b")

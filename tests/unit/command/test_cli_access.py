@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -131,6 +131,9 @@ class Known:
 
     def whoami(self) -> Identity:
         return Identity("desk", "jwt", "f", NOW, ("trader",), {})
+
+    def in_each_cell(self, ask: Callable[[Known], list[CallerSession]]) -> dict[str, list[CallerSession]]:
+        return {"": ask(self)}
 
     def sessions(self) -> list[CallerSession]:
         return [CallerSession("s1", "desk", "jwt", "f", "ipv4:127.0.0.1:1", NOW, {"Get": 1})]

@@ -12,7 +12,7 @@ import pytest
 
 from sow.version import __version__
 from sow_cli import doctor
-from sow_cli.doctor import Finding
+from sow_cli.findings import Finding
 from sow_cli.session import DEFAULT_PORT, Session, connect, host_and_port
 from sow_client import (
     Durable,
