@@ -61,6 +61,7 @@ def test_each_cell_reads_its_access_file_again(connect: Connect, tmp_path: Path)
     ports = {name: free_port() for name in ("a", "b")}
     text = placement(1, ("b-.*", "b"), cells={name: [f"127.0.0.1:{port}"] for name, port in ports.items()})
     desk_too = identity("desk", "writer") + grant("writer", ".*", "read publish create")
+    desk_too += identity("some", "part") + grant("part", ".*", "read", "rows = \"/region = 'eu'\"")
     with ExitStack() as stack:
         for name, port in ports.items():
             write_access(tmp_path / name, desk_too)
@@ -69,6 +70,11 @@ def test_each_cell_reads_its_access_file_again(connect: Connect, tmp_path: Path)
         root, desk = (stack.enter_context(connect(home, token=name)) for name in ("root", "desk"))
         for topic in ("a-1", "b-1"):
             desk.create_topic(topic)
+        for topic in ("a-1", "b-1"):  # a record is judged where its topic is; another cell said that there is no topic
+            for region, allowed in (("eu", True), ("us", False)):
+                record = f'{{"region":"{region}"}}'.encode()
+                assert root.check_access("some", "read", topic, record=record, key="1").allowed is allowed
+
         for name in ports:
             write_access(tmp_path / name, "")
         assert root.reload_access() == (1, 0)
