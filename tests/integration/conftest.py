@@ -21,8 +21,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     With `--cells` a test that holds for one server alone is left out."""
     if spread.cells_wanted() and isinstance(item, pytest.Function):
         reasons = spread.left_out()
-        name = f"{item.path.name}::{item.originalname}"
-        if reason := reasons.get(item.path.name) or reasons.get(name):
+        file = item.path.name
+        names = (file, f"{file}::{item.originalname}", f"{file}::{item.name}")
+        if reason := next((reasons[name] for name in names if name in reasons), ""):
             item.add_marker(pytest.mark.skip(reason=f"one server: {reason}"))
     if item.get_closest_marker("both_clients"):
         return

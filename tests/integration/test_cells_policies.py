@@ -1,13 +1,16 @@
-"""Policies, which are settings of all cells (rule C19)."""
+"""Changes of all cells: policies, and the access files that are read again (rule C19)."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sow_client import Client, SowError
-from tests.support.servers.cells import TwoCells
+from tests.support.oracles.access import GUARDED, grant, identity, write_access
+from tests.support.servers.cells import CellServer, TwoCells, placement
+from tests.support.servers.server import free_port, reason_of
 from tests.support.simulation.clients import Connect, connect
 
 __all__ = ["connect"]  # a fixture
@@ -51,3 +54,40 @@ def test_a_policy_holds_for_the_topics_of_all_cells(connect: Connect, tmp_path: 
             client.delete_policy("cap")
         client.delete_policy("first")  # the cell a alone has it
         assert client.policies() == []
+
+
+def test_each_cell_reads_its_access_file_again(connect: Connect, tmp_path: Path) -> None:
+    """A token that was taken away was still accepted in other cells."""
+    ports = {name: free_port() for name in ("a", "b")}
+    text = placement(1, ("b-.*", "b"), cells={name: [f"127.0.0.1:{port}"] for name, port in ports.items()})
+    desk_too = identity("desk", "writer") + grant("writer", ".*", "read publish create")
+    desk_too += identity("some", "part") + grant("part", ".*", "read", "rows = \"/region = 'eu'\"")
+    with ExitStack() as stack:
+        for name, port in ports.items():
+            write_access(tmp_path / name, desk_too)
+            stack.enter_context(CellServer(tmp_path / name, name, text, config=GUARDED, port=port))
+        home = f"127.0.0.1:{ports['a']}"
+        root, desk = (stack.enter_context(connect(home, token=name)) for name in ("root", "desk"))
+        for topic in ("a-1", "b-1"):
+            desk.create_topic(topic)
+        for topic in ("a-1", "b-1"):  # a record is judged where its topic is; another cell said that there is no topic
+            for region, allowed in (("eu", True), ("us", False)):
+                record = f'{{"region":"{region}"}}'.encode()
+                assert root.check_access("some", "read", topic, record=record, key="1").allowed is allowed
+
+        for name in ports:
+            write_access(tmp_path / name, "")
+        assert root.reload_access() == (1, 0)
+        for topic in ("a-1", "b-1"):
+            assert reason_of(lambda topic=topic: desk.count(topic)) == "UNAUTHENTICATED"  # type: ignore[misc]  # of this turn
+
+        write_access(tmp_path / "a", "no table")
+        write_access(tmp_path / "b", desk_too)
+        assert reason_of(root.reload_access) == "INVALID_ARGUMENT"
+        assert desk.count("b-1") == 0, "one fault keeps no other cell from reading its file"
+        write_access(tmp_path / "a", desk_too)
+        write_access(tmp_path / "b", "no table")
+        with pytest.raises(SowError, match="the cell b: ") as refused:
+            root.reload_access()
+        assert refused.value.reason == "INVALID_ARGUMENT"
+        assert desk.count("a-1") == 0

@@ -250,21 +250,15 @@ class AsyncCalls:
     async def _in_each(
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, *, missing: str = ""
     ) -> list[_Response]:
-        """The answers of all cells to a change of something that each of them has, such as a policy: it is made in one
-        cell after the other, and the first error ends it. `missing`: the reason for which cells may refuse, unless all
-        do. Rule: C19."""
-        places = await self._all_places()
-        answers: list[_Response] = []
-        lacking: SowError | None = None
-        for place in places.values():
-            try:
-                answers.append(await self._call(method, request, once=True, way=self._cells.at(place)))
-            except SowError as error:
-                if error.reason != missing:
-                    raise
-                lacking = lacking or error
-        if lacking is not None and not answers:
-            raise lacking
+        """The answers of all cells to a change of something that each of them has, such as a policy. One that fails
+        keeps no other from making the change; then the first error is raised. `missing`: the reason for which cells may
+        refuse, unless all do. Rule: C19."""
+        found = await self._in_cells(lambda place: self._call(method, request, once=True, way=self._cells.at(place)))
+        answers = [one for one in found.values() if not isinstance(one, SowError)]
+        errors = [one for one in found.values() if isinstance(one, SowError)]
+        refused = [error for error in errors if error.reason != missing]
+        if refused or not answers:
+            raise (refused or errors)[0]
         return answers
 
     async def _way_of(self, shown: str) -> tuple[Way[AsyncTransport], str]:

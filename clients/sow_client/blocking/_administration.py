@@ -232,8 +232,8 @@ class Administration(Calls):
         policies the one with the highest `priority` applies. `operator`: an operator policy, whose limits no topic and
         no other policy can exceed.
 
-        Where there are several cells, it is set in one after the other. The error of a cell names it; the same call
-        once more sets it in all.
+        Where there are several cells, it is set in all. The error of a cell names it, and the others have the policy;
+        the same call once more sets it there, too.
 
         Rules: T2, C19.
         """
@@ -393,13 +393,14 @@ class Administration(Calls):
         return _access.decision(self._call(self._access.CheckAccess, request))
 
     def reload_access(self) -> tuple[int, int]:
-        """Makes the server read its access file again. Returns the number of identities, and of the calls that were
-        ended.
+        """Makes the server read its access file again, and those of all other cells theirs. Returns the number of
+        identities, of all cells the lowest, and of the calls that were ended. The error of a cell names it; the others
+        have read their files.
 
-        Rule: A2.
+        Rules: A2, C19.
         """
-        response = self._call(self._access.ReloadAccess, access_pb2.ReloadAccessRequest(), once=True)
-        return response.identities, response.ended_calls
+        answers = self._in_each(self._access.ReloadAccess, access_pb2.ReloadAccessRequest())
+        return min(one.identities for one in answers), sum(one.ended_calls for one in answers)
 
     def sessions(self) -> list[CallerSession]:
         """The callers that have calls under way, in all cells. Where there are several cells, an id has the name of its
