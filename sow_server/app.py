@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -33,11 +33,10 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
-from sow_server.cell_watch import WATCH_SECONDS, CellWatch
+from sow_server.cell_watch import WATCH_SECONDS, CellWatch, lacks
 from sow_server.cells import Cells
 from sow_server.config import (
     Config,
-    ConfigError,
     ListenerConfig,
     MetricsConfig,
     clock_options,
@@ -45,7 +44,7 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import CellStore, declare_topics, placed_here, tell_separated, use_placement
+from sow_server.declaring import CellStore, declare
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
@@ -57,7 +56,7 @@ from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
-from sow_server.placement import Places, configured_places
+from sow_server.placement import Places
 from sow_server.prepared import Prepared, PreparedFile
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
@@ -157,7 +156,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places, prepared = _declare(store, config)
+    places, prepared = declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -356,23 +355,6 @@ def _access(
     return access
 
 
-def _declare(store: Store, config: Config) -> tuple[Places | None, Prepared | None]:
-    """Makes the topics of the configuration that are placed here; returns the placement, and the one that waits."""
-    try:
-        places = configured_places(config)
-        use_placement(store, places)
-        prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
-    except ConfigError as error:
-        raise StartError(str(error)) from error
-    if places is not None and prepared is not None:
-        places.use(places.placement, prepared.held(places.cell))
-    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
-    if places is not None:
-        tell_separated(store, places)
-        store.commits.refuse_elsewhere(places.refusal)
-    return places, prepared
-
-
 def _cells(
     config: Config,
     places: Places | None,
@@ -391,7 +373,7 @@ def _cells(
     store = parts.store
     files = PreparedFile(config.server.data_dir, places.file)
     cells = Cells(places, readers, access.authorizer, CellStore(store, config, places), files, prepared)
-    cells.lacks = lambda probe, one: _lacks(probe, one.sources, one.held(places.cell), store.topics, links)
+    cells.lacks = lambda probe, one: lacks(probe, one.sources, one.held(places.cell), store.topics, links)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))
@@ -401,20 +383,6 @@ def _cells(
     job = PeriodicJob("cells", watch.look, WATCH_SECONDS, at_once=True)
     cells.look = job.run
     return cells, [job]
-
-
-def _lacks(probe: int, sources: Sequence[str], names: Iterable[str], topics: Topics, links: InstanceLinks) -> str:
-    """The reason why topics have not arrived here; "": they have. Views are not sent: each instance has its own."""
-    sent = []
-    for name in names:
-        topic = topics.by_name.get(name)
-        if topic is None:
-            return f"there is no topic {name} here"
-        if topic.view is None:
-            sent.append(name)
-        elif not topic.view_status.complete:
-            return f"the view {name} is being built"
-    return links.lacks(probe, sources, sent)
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import grpc
@@ -13,6 +13,7 @@ from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_server.cells import Answer, Cells, Problem
 from sow_server.config import PlacementConfig
 from sow_server.dialling import credentials_of, open_channel
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.prepared import Prepared
@@ -46,6 +47,13 @@ class Sources(Protocol):
 
     def probe_sources(self) -> int:
         """Sends all sources another probe, at once; returns it."""
+
+
+class Arrivals(Protocol):
+    """What has come over these links."""
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """The reason why not everything is here that sources had of topics when they heard a probe; "": it is."""
 
 
 class CellWatch:
@@ -166,3 +174,17 @@ class CellWatch:
                 return "the address has left the placement"  # so the channel was closed
         cell = found.cell[:MESSAGE_CHARACTERS_MAX]
         return Answer(cell, found.version, found.digest, found.strays_of_asking_cell)
+
+
+def lacks(probe: int, sources: Sequence[str], names: Iterable[str], topics: Topics, links: Arrivals) -> str:
+    """The reason why topics have not arrived here; "": they have. Views are not sent: each instance has its own."""
+    sent = []
+    for name in names:
+        topic = topics.by_name.get(name)
+        if topic is None:
+            return f"there is no topic {name} here"
+        if topic.view is None:
+            sent.append(name)
+        elif not topic.view_status.complete:
+            return f"the view {name} is being built"
+    return links.lacks(probe, sources, sent)

@@ -14,7 +14,8 @@ from sow_server.engine.store import Store
 from sow_server.engine.upkeep import KeptPlacement
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared
-from sow_server.placement import Placement, Places, separated
+from sow_server.placement import Placement, Places, configured_places, separated
+from sow_server.prepared import Prepared, PreparedFile
 from sow_server.query.view_plans import check_definition
 
 T = TypeVar("T")
@@ -30,6 +31,21 @@ def placed_here(declared: Mapping[str, T], places: Places | None) -> Mapping[str
     if places is None:
         return declared
     return {name: value for name, value in declared.items() if places.elsewhere(name) is None}
+
+
+def declare(store: Store, config: Config) -> tuple[Places | None, Prepared | None]:
+    """Makes the topics of the configuration that are placed here; returns the placement, and the one that waits. Before
+    the writer starts. Raises ConfigError, DeclarationError."""
+    places = configured_places(config)
+    use_placement(store, places)
+    prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
+    if places is not None and prepared is not None:
+        places.use(places.placement, prepared.held(places.cell))
+    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
+    if places is not None:
+        tell_separated(store, places)
+        store.commits.refuse_elsewhere(places.refusal)
+    return places, prepared
 
 
 def declare_topics(
