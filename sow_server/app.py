@@ -34,7 +34,7 @@ from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.cell_watch import WATCH_SECONDS, CellWatch
-from sow_server.cells import Cells, arriving
+from sow_server.cells import Cells, applying, arriving
 from sow_server.config import (
     Config,
     ConfigError,
@@ -380,6 +380,7 @@ def _cells(
     files = PreparedFile(config.server.data_dir, places.file)
     cells = Cells(places, readers, access.authorizer, store.commits.moved, files, files.load())
     cells.lacks = arriving(store.topics, links, places.cell)
+    cells.applies = applying(store.loads.registry, places)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))
