@@ -33,8 +33,8 @@ from grpc_reflection.v1alpha import reflection
 from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
-from sow_server.cell_watch import WATCH_SECONDS, CellWatch, lacks
-from sow_server.cells import Cells
+from sow_server.cell_watch import WATCH_SECONDS, CellWatch
+from sow_server.cells import Cells, applying, arriving
 from sow_server.config import (
     Config,
     ListenerConfig,
@@ -44,11 +44,9 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import CellStore, declare
-from sow_server.engine.catalog.topics import Topics
+from sow_server.declaring import CellStore, declare, warn_of_settings
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
-from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock, TimeSource
 from sow_server.engine.values.model import MICROS
 from sow_server.linking import InstanceLinks, LinkingError, link
@@ -57,7 +55,7 @@ from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.placement import Places
-from sow_server.prepared import Prepared, PreparedFile
+from sow_server.prepared import PreparedFile
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.query.view_plans import view_plan
@@ -156,7 +154,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places, prepared = declare(store, config)
+    places = declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -167,7 +165,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running, places)
-    cells, jobs = _cells(config, places, prepared, access, parts, links, readers, running)
+    cells, jobs = _cells(config, places, access, parts, links, readers, running)
     timers = _timers(parts, readers, config, figures, jobs, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs, cells)
     processes = _reader_processes(store, config, metrics, running)
@@ -204,7 +202,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(stopped.set)  # first of all: a scrub or compaction gives way
 
     _tune_gc()
-    _warn_of_settings(store.topics)
+    warn_of_settings(store.topics)
     log.info(
         "ready",
         address=addresses[0],
@@ -219,12 +217,6 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
 def _readers(config: Config) -> FairReaders:
     threads = config.server.reader_threads
     return FairReaders(threads, threads if config.access.file is None else 0)
-
-
-def _warn_of_settings(topics: Topics) -> None:
-    for topic in list(topics.by_id.values()):
-        for warning in (*policies.warnings(topic.settings), *topic.above_caps):
-            log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
 def _open_store(config: Config, metrics: Metrics, time_source: TimeSource, running: AsyncExitStack) -> Store:
@@ -358,7 +350,6 @@ def _access(
 def _cells(
     config: Config,
     places: Places | None,
-    prepared: Prepared | None,
     access: AccessControl,
     parts: _Parts,
     links: InstanceLinks,
@@ -372,8 +363,9 @@ def _cells(
         return None, []
     store = parts.store
     files = PreparedFile(config.server.data_dir, places.file)
-    cells = Cells(places, readers, access.authorizer, CellStore(store, config, places), files, prepared)
-    cells.lacks = lambda probe, one: lacks(probe, one.sources, one.held(places.cell), store.topics, links)
+    cells = Cells(places, readers, access.authorizer, CellStore(store, config, places), files, files.load())
+    cells.lacks = arriving(store.topics, links, places.cell)
+    cells.applies = applying(store.loads.registry, places)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))

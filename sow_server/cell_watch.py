@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import grpc
@@ -13,7 +13,6 @@ from sow.v1 import admin_pb2, admin_pb2_grpc
 from sow_server.cells import Answer, Cells, Problem
 from sow_server.config import PlacementConfig
 from sow_server.dialling import credentials_of, open_channel
-from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import MICROS
 from sow_server.prepared import Prepared
@@ -47,13 +46,6 @@ class Sources(Protocol):
 
     def probe_sources(self) -> int:
         """Sends all sources another probe, at once; returns it."""
-
-
-class Arrivals(Protocol):
-    """What has come over these links."""
-
-    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
-        """The reason why not everything is here that sources had of topics when they heard a probe; "": it is."""
 
 
 class CellWatch:
@@ -115,6 +107,9 @@ class CellWatch:
                     if cells.waits_for != error.message:
                         log.error("placement_cannot_arrive", cause=error.message)
                     cells.waits_for = error.message
+                except Exception as error:  # a fault of ours must not end the wait for good
+                    log.exception("placement_cannot_arrive")
+                    cells.waits_for = f"internal error: {type(error).__name__}"
                 waited = self._now_micros() - prepared.since_micros
                 await asyncio.sleep(PREPARED_SECONDS if waited < LONG_MICROS else PREPARED_LONG_SECONDS)
 
@@ -144,6 +139,8 @@ class CellWatch:
             for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
                 if isinstance(answer, str):
                     return f"the cell {cell} has to answer at {address}: {answer}"
+                if answer.cell and not answer.digest:
+                    return f"the cell {cell} at {address} still applies changes of topics that it has given away"
                 if (answer.cell, answer.digest) != (cell, wanted.digest):
                     return f"the cell {cell} at {address} has version {answer.version} of the placement"
         return ""
@@ -174,17 +171,3 @@ class CellWatch:
                 return "the address has left the placement"  # so the channel was closed
         cell = found.cell[:MESSAGE_CHARACTERS_MAX]
         return Answer(cell, found.version, found.digest, found.strays_of_asking_cell)
-
-
-def lacks(probe: int, sources: Sequence[str], names: Iterable[str], topics: Topics, links: Arrivals) -> str:
-    """The reason why topics have not arrived here; "": they have. Views are not sent: each instance has its own."""
-    sent = []
-    for name in names:
-        topic = topics.by_name.get(name)
-        if topic is None:
-            return f"there is no topic {name} here"
-        if topic.view is None:
-            sent.append(name)
-        elif not topic.view_status.complete:
-            return f"the view {name} is being built"
-    return links.lacks(probe, sources, sent)

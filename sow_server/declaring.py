@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import structlog
 
 from sow_server.config import Config, ConfigError, DeclaredView
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.upkeep import KeptPlacement
 from sow_server.engine.values.errors import Reason, StoreError
-from sow_server.engine.values.policies import Declared
+from sow_server.engine.values.policies import Declared, warnings
 from sow_server.placement import Placement, Places, configured_places, separated
-from sow_server.prepared import Prepared, PreparedFile
+from sow_server.prepared import PreparedFile
 from sow_server.query.view_plans import check_definition
 
 T = TypeVar("T")
@@ -33,19 +34,18 @@ def placed_here(declared: Mapping[str, T], places: Places | None) -> Mapping[str
     return {name: value for name, value in declared.items() if places.elsewhere(name) is None}
 
 
-def declare(store: Store, config: Config) -> tuple[Places | None, Prepared | None]:
-    """Makes the topics of the configuration that are placed here; returns the placement, and the one that waits. Before
-    the writer starts. Raises ConfigError, DeclarationError."""
+def declare(store: Store, config: Config) -> Places | None:
+    """Makes the topics of the configuration that are placed here; returns the placement. Before the writer starts.
+    Raises ConfigError, DeclarationError."""
     places = configured_places(config)
     use_placement(store, places)
-    prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
-    if places is not None and prepared is not None:
-        places.use(places.placement, prepared.held(places.cell))
+    if places is not None:
+        PreparedFile(config.server.data_dir, places.file).hold(places)
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
     if places is not None:
         tell_separated(store, places)
         store.commits.refuse_elsewhere(places.refusal)
-    return places, prepared
+    return places
 
 
 def declare_topics(
@@ -182,3 +182,10 @@ def _check_definition(store: Store, name: str, declared: Collection[str], views:
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
     return lambda _: settings
+
+
+def warn_of_settings(topics: Topics) -> None:
+    """Logs the settings in force that are probably not intended."""
+    for topic in list(topics.by_id.values()):
+        for warning in (*warnings(topic.settings), *topic.above_caps):
+            log.warning("settings_questionable", topic=topic.name, warning=warning)
