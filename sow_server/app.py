@@ -34,10 +34,9 @@ from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.cell_watch import WATCH_SECONDS, CellWatch
-from sow_server.cells import Cells, arriving
+from sow_server.cells import Cells, applying, arriving
 from sow_server.config import (
     Config,
-    ConfigError,
     ListenerConfig,
     MetricsConfig,
     clock_options,
@@ -45,7 +44,7 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import CellStore, declare_topics, placed_here, tell_separated, use_placement, warn_of_settings
+from sow_server.declaring import CellStore, declare, warn_of_settings
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
 from sow_server.engine.values.clock import GuardedClock, TimeSource
@@ -55,7 +54,7 @@ from sow_server.listening import Listeners, ListeningError, Register
 from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
-from sow_server.placement import Places, configured_places
+from sow_server.placement import Places
 from sow_server.prepared import PreparedFile
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
@@ -155,7 +154,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places = _declare(store, config)
+    places = declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -348,22 +347,6 @@ def _access(
     return access
 
 
-def _declare(store: Store, config: Config) -> Places | None:
-    """Makes the topics of the configuration that are placed here; returns the placement."""
-    try:
-        places = configured_places(config)
-        if places is not None:
-            PreparedFile(config.server.data_dir, places.file).hold(places)
-        use_placement(store, places)
-    except ConfigError as error:
-        raise StartError(str(error)) from error
-    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
-    if places is not None:
-        tell_separated(store, places)
-        store.commits.refuse_elsewhere(places.refusal)
-    return places
-
-
 def _cells(
     config: Config,
     places: Places | None,
@@ -382,6 +365,7 @@ def _cells(
     files = PreparedFile(config.server.data_dir, places.file)
     cells = Cells(places, readers, access.authorizer, CellStore(store, config, places), files, files.load())
     cells.lacks = arriving(store.topics, links, places.cell)
+    cells.applies = applying(store.loads.registry, places)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))

@@ -139,6 +139,8 @@ class CellWatch:
             for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
                 if isinstance(answer, str):
                     return f"the cell {cell} has to answer at {address}: {answer}"
+                if answer.cell and not answer.digest:
+                    return f"the cell {cell} at {address} still applies changes of topics that it has given away"
                 if (answer.cell, answer.digest) != (cell, wanted.digest):
                     return f"the cell {cell} at {address} has version {answer.version} of the placement"
         return ""

@@ -26,6 +26,8 @@ import structlog
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
 from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.loads.model import LoadPhase
+from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Placement, Places, load_placement, placement_of, replace_file
 from sow_server.prepared import Prepared, PreparedFile
@@ -114,7 +116,7 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
             return Trouble.DIFFERS, f"{address} has no placement"
         if answer.cell != cell:
             return Trouble.DIFFERS, f"{address} says that it is the cell {answer.cell}"
-        if answer.digest != places.digest:
+        if answer.digest and answer.digest != places.digest:
             own, version = places.placement.version, answer.version
             versions = f"version {version}, here it is {own}" if version != own else f"another content of version {own}"
             return Trouble.DIFFERS, f"{address} has {versions}"
@@ -167,8 +169,9 @@ class Cells:
     ) -> None:
         """`prepared`: that of the file; `places` holds its topics back."""
         self.places: Final = places
-        self.told = Told(places.placement.version, places.digest)
-        """The placement as other servers hear of it ([2])."""
+        self._told = Told(places.placement.version, places.digest)
+        self.applies: Callable[[], bool] = lambda: False
+        """True while a load that was committed before goes on with a topic that has gone."""
         self.prepared = prepared
         """The placement that waits; None: none does."""
         self.waits_for = ""
@@ -191,6 +194,12 @@ class Cells:
         self.lacks: Callable[[int, Prepared], str] = lambda probe, prepared: "this server has no links"
         """The reason why not everything that the sources of a placement had, when they heard a probe, is here; "":
         everything is. With the probe 0: the reason why they do not send it."""
+
+    @property
+    def told(self) -> Told:
+        """The placement as other servers hear of it ([2]). The digest is "" while changes of topics that have gone are
+        still being applied."""
+        return self._told._replace(digest="") if self.applies() else self._told
 
     def heard(self, cell: str, answers: Mapping[str, Answer | str], now_micros: int) -> None:
         """Takes in what the addresses of a cell have answered (rule C7)."""
@@ -233,7 +242,7 @@ class Cells:
                     places.check(placement)
                 if text:
                     await self._write(text)
-                if not changed and self.told.digest == places.digest:
+                if not changed and self._told.digest == places.digest:
                     return Reloaded(before, places.digest, changed=False)
                 ended = await self._use(placement)
         log.info("placement_reloaded", version=placement.version, before=before, ended_calls=ended)
@@ -288,7 +297,7 @@ class Cells:
         ended = self._calls.placement_changed()
         await self._store.declare()
         await self._store.settled()
-        self.told = Told(placement.version, places.digest)
+        self._told = Told(placement.version, places.digest)
         return ended
 
     def look_soon(self) -> None:
@@ -428,6 +437,12 @@ def arriving(topics: Topics, links: Links, cell: str) -> Callable[[int, Prepared
         return links.lacks(probe, prepared.sources, sent)
 
     return lacks
+
+
+def applying(loads: LoadRegistry, places: Places) -> Callable[[], bool]:
+    """Tells whether a committed load goes on with a topic that has gone, for `Cells.applies`."""
+    phases = LoadPhase.APPLYING, LoadPhase.DELETING
+    return lambda: any(load.row.phase in phases and places.elsewhere(load.row.topic) for load in loads.all())
 
 
 _NOTHING_HELD: Final[Mapping[str, str]] = MappingProxyType({})

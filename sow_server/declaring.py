@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import structlog
-
 from sow_server.config import Config, ConfigError, DeclaredView
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.pending import Pending
@@ -15,10 +13,10 @@ from sow_server.engine.store import Store
 from sow_server.engine.upkeep import KeptPlacement
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.engine.values.policies import Declared, warnings
-from sow_server.placement import Placement, Places, separated
+from sow_server.placement import Placement, Places, configured_places, separated
+from sow_server.prepared import PreparedFile
 from sow_server.query.view_plans import check_definition
 
-log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -31,6 +29,20 @@ def placed_here(declared: Mapping[str, T], places: Places | None) -> Mapping[str
     if places is None:
         return declared
     return {name: value for name, value in declared.items() if places.elsewhere(name) is None}
+
+
+def declare(store: Store, config: Config) -> Places | None:
+    """Makes the topics of the configuration that are placed here; returns the placement. Before the writer starts.
+    Raises ConfigError, DeclarationError."""
+    places = configured_places(config)
+    use_placement(store, places)
+    if places is not None:
+        PreparedFile(config.server.data_dir, places.file).hold(places)
+    declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
+    if places is not None:
+        tell_separated(store, places)
+        store.commits.refuse_elsewhere(places.refusal)
+    return places
 
 
 def declare_topics(

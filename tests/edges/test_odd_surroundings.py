@@ -28,6 +28,7 @@ CODES: Final = (0, 1, 2, 3, 4, 130, 143)
 """As docs/cli.md has them."""
 VALUES: Final = {
     "topic": "orders",
+    "topics": "orders",
     "name": "orders",
     "files": "records.ndjson",
     "file": "export.ndjson",
@@ -51,6 +52,7 @@ MORE: Final[dict[tuple[str, ...], list[str]]] = {
     ("console",): ["--listen", "127.0.0.1:0"],
     ("http",): ["--listen", "127.0.0.1:0"],
     ("replication", "add-peer"): ["127.0.0.1:1"],
+    ("cells", "move"): ["--to", "b"],
     ("delete",): ["--key", "1"],
     ("due",): [],
 }

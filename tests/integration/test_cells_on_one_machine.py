@@ -12,6 +12,8 @@ from typing import Final
 
 import pytest
 
+from sow_cli.moving import Mover
+from sow_cli.session import Session, connect
 from sow_client import Client
 from tests.support.servers.server import DidNotStart, ServerProcess, free_port, until
 
@@ -287,3 +289,27 @@ def test_a_supervisor_that_is_process_1_leaves_no_dead_processes_of_killed_cells
         (ended,) = cells.events("cell_ended")
         assert ended["code"] == -signal.SIGKILL
         assert cells.terminate() == 0
+
+
+@pytest.mark.long
+def test_a_topic_moves_between_the_cells_without_more_settings(cells: ServerProcess) -> None:
+    """They share the placement file: the one that the topic leaves writes it for all."""
+    cells.start()
+    with Client(_address(cells, "cell-1")) as client:
+        client.create_topic("trades", key=["/id"])
+        client.publish("trades", {"id": 1})
+    with Mover(Session(_address(cells, "cell-1"), None, connect), ("trades",), "cell-2", print) as mover:
+        assert mover.move().kept == ()
+    for cell in (1, 2):
+        _kill_and_await(cells, f"cell-{cell}")
+    with Client(_address(cells, "cell-1")) as client:
+        assert [record.key for record in client.query("trades")] == ["1"]
+        assert client.servers_of("trades") == _address(cells, "cell-2")
+        assert client.placement().prepared is None
+    assert cells.terminate() == 0
+
+
+def _kill_and_await(cells: ServerProcess, name: str) -> None:
+    times = _ready_times(cells, name)
+    os.kill(_pid(cells, name), signal.SIGKILL)
+    until(lambda: _ready_times(cells, name) > times, WAIT_SECONDS, f"{name} to come back")

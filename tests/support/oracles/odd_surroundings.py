@@ -27,8 +27,8 @@ from tests.support.servers.interrupted import Points
 SECONDS_MAX: Final = 20.0
 """After this time a command has hung."""
 LATER: Final = (
-    "difflib", "rich.live", "rich.progress", "rich.table", "sow_client.aio", "sow_console.app", "sow_console.exports",
-    "sow_http.app",
+    "difflib", "rich.live", "rich.progress", "rich.table", "sow_cli.moving", "sow_client.aio", "sow_console.app",
+    "sow_console.exports", "sow_http.app",
 )  # fmt: skip
 LATER_OF_UVICORN: Final = ("lifespan.on", "loops.auto", "protocols.http.auto", "protocols.websockets.auto")
 """Modules that commands import when they need them."""
