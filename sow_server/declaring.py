@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import structlog
+
 from sow_server.config import Config, ConfigError, DeclaredView
 from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.pending import Pending
@@ -18,6 +20,7 @@ from sow_server.prepared import PreparedFile
 from sow_server.query.view_plans import check_definition
 
 T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
 
 class DeclarationError(Exception):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
@@ -141,15 +141,16 @@ def examined(session: Session, *, here: bool = False) -> Iterator[Finding]:
         cells = client.in_each_cell(lambda one: one)
         own = next((cell for cell, one in cells.items() if one is client.here), "")
         several = len(cells) > 1 and not here
-        for finding in _of_server(client.here, session):
+        addresses = {cell: one.servers_of("") for cell, one in cells.items() if not isinstance(one, SowError)}
+        for finding in _of_server(client.here, session, addresses):
             yield replace(finding, cell=own) if several else finding
         for cell, one in cells.items() if several else ():
             if cell != own:
-                for finding in _of_other(one, session):
+                for finding in _of_other(one, session, addresses):
                     yield replace(finding, cell=cell)
 
 
-def _of_other(client: Client | SowError, session: Session) -> Iterator[Finding]:
+def _of_other(client: Client | SowError, session: Session, addresses: Mapping[str, str]) -> Iterator[Finding]:
     """The checks of a cell that the server has named (rule C11): first whether each of its addresses answers."""
     if isinstance(client, SowError):
         yield Finding("connection", "fault", f"{client.reason}: {client.message}")
@@ -161,16 +162,17 @@ def _of_other(client: Client | SowError, session: Session) -> Iterator[Finding]:
     yield from findings
     yield from tls_of(there)
     if any(one.level != "fault" for one in findings):
-        yield from _of_server(client, there)
+        yield from _of_server(client, there, addresses)
 
 
-def _of_server(client: Client, session: Session) -> Iterator[Finding]:
-    """The checks of a server of a cell."""
+def _of_server(client: Client, session: Session, addresses: Mapping[str, str]) -> Iterator[Finding]:
+    """The checks of a server of a cell. `addresses`: those of the cells, as the server that the user has named tells
+    them (rule C11)."""
     yield from _asked("server", lambda: _clocked(client), lambda found: judged_status(*found))
     yield from _asked("topics", lambda: client.topics(with_statistics=True), judged_topics)
     yield from _asked("durables", lambda: client.durables(with_figures=True), judged_durables)
     yield from _asked("replication", client.replication_status, judged_links)
-    yield from _asked("cells", client.placement, lambda found: judged_cells(found, session))
+    yield from _asked("cells", client.placement, lambda found: judged_cells(found, session, addresses))
 
 
 def _asked(check: str, ask: Callable[[], T], judge: Callable[[T], Iterable[Finding]]) -> Iterator[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sow_cli import display
@@ -12,8 +12,9 @@ from sow_cli.session import Session
 from sow_client import Placement, SeparatedTopic, SowError, Stray
 
 
-def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
-    """Checks the placement of topics in cells, where there is one."""
+def judged_cells(found: Placement, session: Session, addresses: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks the placement of topics in cells, where there is one. Only servers of `addresses` are asked for a copy of
+    a topic, whatever addresses the placement has (rule C11)."""
     if not found.cell:
         return
     if not found.default:
@@ -37,18 +38,20 @@ def judged_cells(found: Placement, session: Session) -> Iterator[Finding]:
         advice = "run the same sow cells move again, or undo it with --abort"
         yield Finding("cells", "warning", said, advice)
     for stray in found.strays:
-        servers = ",".join(found.cells[stray.cell])
-        yield stray_finding(stray, _copy_at(replace(session, server=servers), stray.topic), found.cell, session.command)
+        other = _copy_at(session, addresses.get(stray.cell), stray.topic)
+        yield stray_finding(stray, other, found.cell, session.command)
     for one in found.separated:
         yield _separated(one, found.cell)
     if not found.problems and not found.strays and not found.separated and found.prepared is None:
         yield Finding("cells", "ok", f"{display.counted(len(found.cells), 'cell')} have the same placement")
 
 
-def _copy_at(session: Session, topic: str) -> Stray | str | None:
+def _copy_at(session: Session, servers: str | None, topic: str) -> Stray | str | None:
     """The topic as the cell has it that it is placed in; a text: the fault for which that is not known."""
+    if servers is None:
+        return "its addresses are not known"
     try:
-        with session.client() as client:
+        with replace(session, server=servers).client() as client:
             return client.placement(topic).copy
     except SowError as error:
         return f"{error.reason}: {error.message}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from sow_client import (
     ActiveSubscription,
     CellProblem,
     ConfigSetting,
+    ExpiryHorizon,
     Figures,
     InvalidArgument,
     KeptResult,
@@ -19,14 +21,31 @@ from sow_client import (
     Placement,
     PlacementReloaded,
     Stray,
+    TopicDue,
     Unavailable,
 )
+from sow_client._inspection import joined
 from tests.support.fakes.called_server import Server, loop, script, server
 from tests.support.fakes.scripted import SECONDS_MAX
 
 __all__ = ["loop", "script", "server"]  # fixtures
 
 SECOND = 1_000_000
+
+
+@pytest.mark.parametrize("late", [0, 30])
+def test_the_horizon_of_cells_with_several_clocks_is_as_complete_as_the_least_of_theirs(late: int) -> None:
+    """C19: clocks that are apart make no complete count incomplete, and no incomplete one complete."""
+    begin, hour = datetime(2030, 1, 31, 12, tzinfo=UTC), timedelta(hours=1)
+    later = begin + timedelta(seconds=late)
+    whole = ExpiryHorizon(later, (hour,), (TopicDue("b", 0, (1,), None, False),), later + hour, later + hour)
+    part = ExpiryHorizon(begin, (hour,), (TopicDue("a", 0, (2,), None, False),), begin + hour, begin + hour / 2)
+    both = joined([whole, part])
+    assert [one.topic for one in both.topics] == ["a", "b"]
+    assert (both.as_of, both.complete, both.exact) == (begin, True, False)
+    cut = replace(whole, complete_upto=later + hour - timedelta(seconds=1))
+    assert not joined([part, cut]).complete
+    assert joined([whole]) is whole
 
 
 def test_the_expiry_horizon(server: Server) -> None:

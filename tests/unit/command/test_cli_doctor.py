@@ -12,21 +12,26 @@ import pytest
 
 from sow.version import __version__
 from sow_cli import doctor
+from sow_cli.doctor_cells import judged_cells
 from sow_cli.findings import Finding
 from sow_cli.session import DEFAULT_PORT, Session, connect, host_and_port
 from sow_client import (
+    Client,
     Durable,
     DurableFigures,
     DurableSettings,
     Identity,
     Instance,
     OutgoingLink,
+    Placement,
     ReplicationStatus,
     Status,
+    Stray,
     Tls,
     Topic,
     TopicSettings,
     TopicStatistics,
+    Unavailable,
 )
 from tests.support.servers.certificates import Authority
 
@@ -265,3 +270,22 @@ def test_a_pin_that_nobody_renews_tells_its_reader_what_it_holds_back_and_when_i
     ]
     (nothing,) = found(10, replace(pin, figures=None, reader="", owner="ana"))
     assert "it is a pin of ana; what it holds back is not told" in nothing.found
+
+
+def test_the_copy_of_a_topic_is_asked_for_where_the_named_server_says_that_its_cell_is() -> None:
+    """C11: the cell b says that c is elsewhere. A credential would go where another cell says."""
+    asked: list[str] = []
+
+    def noted(session: Session) -> Client:
+        asked.append(session.server)
+        raise Unavailable("nobody", reason="UNREACHABLE")
+
+    stray = Stray("orders", "c", 1, NOW)
+    told = Placement("b", 1, "d", {"b": ("b:1",), "c": ("evil:1",)}, default="b", strays=(stray,))
+    session = Session("b:1", None, noted)
+    (finding,) = judged_cells(told, session, {"a": "a:1", "b": "b:1", "c": "c:1"})
+    assert asked == ["c:1"]
+    assert "UNREACHABLE: nobody" in finding.found
+    (finding,) = judged_cells(told, session, {"a": "a:1", "b": "b:1"})
+    assert asked == ["c:1"]
+    assert "its addresses are not known" in finding.found
