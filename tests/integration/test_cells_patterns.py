@@ -90,6 +90,19 @@ def test_a_pattern_follows_topics_of_all_cells(connect: Connect, cells: TwoCells
         assert [key for cell, _, _, key in again if cell == "a"] == ["1", "2", "3"], "from the earliest change"
 
 
+def test_many_changes_of_both_cells_come_in_the_order_of_their_topics(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str]
+) -> None:
+    """In frames of many, and with waits between the last ones."""
+    with connect(cells.home) as client, client.subscribe(topic_pattern=pattern(*topics)) as changes:
+        for _ in range(3):
+            for topic in topics:
+                client.publish_many(topic, [b"{}"] * 200, keys=map(str, range(200)))
+            found = list(islice(changes, 400))
+            for topic in topics:
+                assert [change.key for change in found if change.topic == topic] == [str(n) for n in range(200)]
+
+
 def test_the_snapshots_of_all_cells_end_once(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
     here, there = topics
     with connect(cells.home) as client, client.sow_and_subscribe(topic_pattern=pattern(here, there)) as changes:
@@ -264,6 +277,7 @@ def test_a_cell_that_was_lost_and_has_another_placement_is_told(
             next(changes)
 
 
+@pytest.mark.slow
 def test_a_cell_hands_over_all_that_a_topic_got_before_it_left(connect: Connect, cells: TwoCells) -> None:
     """C4: more than connections hold, so most of it is still to be sent when the topic leaves."""
     topic, other = cells.topic("a"), cells.topic("a")

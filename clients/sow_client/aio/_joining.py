@@ -136,6 +136,7 @@ class AsyncJoinedSubscription(AsyncSubscription):
             core.tell()
             return goes_on
         with parts.guard:
+            parts.changed.notify_all()  # the frame before was handed out
             while not (is_handed_out := core.next_frame()) and not self._is_ended(parts):
                 left = None if give_up is None else give_up - time.monotonic()
                 if left is not None and left <= 0:
@@ -143,7 +144,6 @@ class AsyncJoinedSubscription(AsyncSubscription):
                 await parts.changed.wait(left)
                 if parts.found is not parts.joined:
                     parts.join(self._home)
-            parts.changed.notify_all()  # the frame before was handed out
         core.tell()
         await self._ended_by(parts)
         return is_handed_out
