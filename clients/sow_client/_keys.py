@@ -12,7 +12,6 @@ from decimal import Decimal
 from math import isfinite
 from typing import TypeAlias, TypeVar
 
-from sow.shares import share_of_key
 from sow_client._records import invalid
 
 _Value = TypeVar("_Value")
@@ -51,6 +50,8 @@ def share_of(key: Key, shares: int) -> int:
 
     Raises InvalidArgument for no share, and as `Client.get` for a key that no record has.
     """
+    from sow.shares import share_of_key  # few programs need it
+
     if shares < 1:
         raise invalid("shares", f"{shares} is not at least 1")
     return share_of_key(key_text(key).encode(), shares)

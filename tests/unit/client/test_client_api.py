@@ -59,7 +59,7 @@ PUBLIC = {
     "RecordBatch", "Refusal", "Repaired", "ReplicationStatus", "ReplicationUnavailable", "ResourceExhausted",
     "RestampMode", "Restamped", "ResyncRequired", "Rewound", "SowError", "Status", "Subscription", "Tls", "Topic",
     "TopicChecked", "TopicSettings", "TopicSettingsArguments", "TopicStatistics", "Unavailable", "UnsoundRow",
-    "Verified", "View", "ViewDefinition", "ViewStatus", "__version__",
+    "Verified", "View", "ViewDefinition", "ViewStatus", "__version__", "share_of",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import InvalidArgument
-from sow_client._keys import key_text, key_texts
+from sow_client._keys import key_text, key_texts, share_of
 from sow_client._reads import RECORDS_PER_REQUEST_MAX, texts
 from sow_client._writes import publish_batches
 from tests.support.fakes.called_server import Server, footer, header, loop, script, server
@@ -170,3 +171,12 @@ def test_a_publisher_takes_such_keys(server: Server) -> None:
     assert list(request.key) == ["LH|400"]
     rpc.terminate((), grpc.StatusCode.OK, "")
     publisher.abort()
+
+
+def test_the_share_of_a_key_is_its_crc_32() -> None:
+    """Other languages find a key by the same sum, so it is for ever."""
+    assert share_of("123456789", 1 << 32) == 0xCBF43926, "as the sum is defined"
+    assert share_of("ü|1", 64) == zlib.crc32("ü|1".encode()) % 64 == share_of(("ü", 1), 64)
+    assert share_of(7, 64) == share_of(7.0, 64) == share_of("7", 64)
+    with pytest.raises(InvalidArgument, match="shares: 0 is not at least 1"):
+        share_of("7", 0)
