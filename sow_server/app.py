@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from sow.v1 import access_pb2, admin_pb2, load_pb2, snapshot_pb2, sow_pb2
 from sow_server import __version__, malloc
 from sow_server.access_control import AccessControl, AccessControlError
 from sow_server.cell_watch import WATCH_SECONDS, CellWatch
-from sow_server.cells import Cells
+from sow_server.cells import Cells, applying, arriving
 from sow_server.config import (
     Config,
     ConfigError,
@@ -45,11 +45,9 @@ from sow_server.config import (
     reader_processes,
     store_options,
 )
-from sow_server.declaring import declare_topics, placed_here
-from sow_server.engine.catalog.topics import Topics
+from sow_server.declaring import declare_topics, placed_here, warn_of_settings
 from sow_server.engine.commit.pace import CallsUnderWay
 from sow_server.engine.store import Store
-from sow_server.engine.values import policies
 from sow_server.engine.values.clock import GuardedClock, TimeSource
 from sow_server.engine.values.model import MICROS
 from sow_server.linking import InstanceLinks, LinkingError, link
@@ -58,7 +56,7 @@ from sow_server.metrics import Metrics, StoreFigures
 from sow_server.metrics_pages import Readiness
 from sow_server.metrics_server import ListenError, serve_metrics
 from sow_server.placement import Places, configured_places
-from sow_server.prepared import Prepared, PreparedFile
+from sow_server.prepared import PreparedFile
 from sow_server.query.exports import ExportOptions, Exports
 from sow_server.query.sort_memory import SortMemory
 from sow_server.query.view_plans import view_plan
@@ -157,7 +155,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(readers.shutdown, wait=True)
     running.callback(stopped.set)
     running.callback(metrics.release)
-    places, prepared = _declare(store, config)
+    places = _declare(store, config)
     tracing = _tracing(config, store, running)
     metrics.watch(StoreFigures(store.reads, store.writes))
     parts = _Parts.on(store, config, metrics, readers)
@@ -168,7 +166,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     services = (*SERVICES, *links.services)
     healthy = HealthService()
     access = _access(config, parts, metrics, readers, links, running, places)
-    cells, jobs = _cells(config, places, prepared, access, parts, links, readers, running)
+    cells, jobs = _cells(config, places, access, parts, links, readers, running)
     timers = _timers(parts, readers, config, figures, jobs, lambda: not stopped.is_set())
     metrics.watch_jobs(timers.jobs, cells)
     processes = _reader_processes(store, config, metrics, running)
@@ -205,7 +203,7 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
     running.callback(stopped.set)  # first of all: a scrub or compaction gives way
 
     _tune_gc()
-    _warn_of_settings(store.topics)
+    warn_of_settings(store.topics)
     log.info(
         "ready",
         address=addresses[0],
@@ -220,12 +218,6 @@ async def _start(config: Config, tail: LogTail, time_source: TimeSource, running
 def _readers(config: Config) -> FairReaders:
     threads = config.server.reader_threads
     return FairReaders(threads, threads if config.access.file is None else 0)
-
-
-def _warn_of_settings(topics: Topics) -> None:
-    for topic in list(topics.by_id.values()):
-        for warning in (*policies.warnings(topic.settings), *topic.above_caps):
-            log.warning("settings_questionable", topic=topic.name, warning=warning)
 
 
 def _open_store(config: Config, metrics: Metrics, time_source: TimeSource, running: AsyncExitStack) -> Store:
@@ -356,25 +348,23 @@ def _access(
     return access
 
 
-def _declare(store: Store, config: Config) -> tuple[Places | None, Prepared | None]:
-    """Makes the topics of the configuration that are placed here; returns the placement, and the one that waits."""
+def _declare(store: Store, config: Config) -> Places | None:
+    """Makes the topics of the configuration that are placed here; returns the placement."""
     try:
         places = configured_places(config)
-        prepared = None if places is None else PreparedFile(config.server.data_dir, places.file).load()
+        if places is not None:
+            PreparedFile(config.server.data_dir, places.file).hold(places)
     except ConfigError as error:
         raise StartError(str(error)) from error
-    if places is not None and prepared is not None:
-        places.use(places.placement, prepared.held(places.cell))
     declare_topics(store, placed_here(config.topics, places), placed_here(config.views, places))
     if places is not None:
         store.commits.refuse_elsewhere(places.refusal)
-    return places, prepared
+    return places
 
 
 def _cells(
     config: Config,
     places: Places | None,
-    prepared: Prepared | None,
     access: AccessControl,
     parts: _Parts,
     links: InstanceLinks,
@@ -388,8 +378,9 @@ def _cells(
         return None, []
     store = parts.store
     files = PreparedFile(config.server.data_dir, places.file)
-    cells = Cells(places, readers, access.authorizer, store.commits.moved, files, prepared)
-    cells.lacks = lambda probe, one: _lacks(probe, one.sources, one.held(places.cell), store.topics, links)
+    cells = Cells(places, readers, access.authorizer, store.commits.moved, files, files.load())
+    cells.lacks = arriving(store.topics, links, places.cell)
+    cells.applies = applying(store.loads.registry, places)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))
@@ -399,20 +390,6 @@ def _cells(
     job = PeriodicJob("cells", watch.look, WATCH_SECONDS, at_once=True)
     cells.look = job.run
     return cells, [job]
-
-
-def _lacks(probe: int, sources: Sequence[str], names: Iterable[str], topics: Topics, links: InstanceLinks) -> str:
-    """The reason why topics have not arrived here; "": they have. Views are not sent: each instance has its own."""
-    sent = []
-    for name in names:
-        topic = topics.by_name.get(name)
-        if topic is None:
-            return f"there is no topic {name} here"
-        if topic.view is None:
-            sent.append(name)
-        elif not topic.view_status.complete:
-            return f"the view {name} is being built"
-    return links.lacks(probe, sources, sent)
 
 
 def _reader_processes(store: Store, config: Config, metrics: Metrics, running: AsyncExitStack) -> ReaderProcesses:

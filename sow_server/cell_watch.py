@@ -87,6 +87,9 @@ class CellWatch:
                     if cells.waits_for != error.message:
                         log.error("placement_cannot_arrive", cause=error.message)
                     cells.waits_for = error.message
+                except Exception as error:  # a fault of ours must not end the wait for good
+                    log.exception("placement_cannot_arrive")
+                    cells.waits_for = f"internal error: {type(error).__name__}"
                 waited = self._now_micros() - prepared.since_micros
                 await asyncio.sleep(PREPARED_SECONDS if waited < LONG_MICROS else PREPARED_LONG_SECONDS)
 
@@ -116,6 +119,8 @@ class CellWatch:
             for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
                 if isinstance(answer, str):
                     return f"the cell {cell} has to answer at {address}: {answer}"
+                if answer.cell and not answer.digest:
+                    return f"the cell {cell} at {address} still applies changes of topics that it has given away"
                 if (answer.cell, answer.digest) != (cell, wanted.digest):
                     return f"the cell {cell} at {address} has version {answer.version} of the placement"
         return ""

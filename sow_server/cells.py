@@ -24,6 +24,9 @@ import structlog
 
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
+from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.loads.model import LoadPhase
+from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Placement, Places, load_placement, placement_of, replace_file
 from sow_server.prepared import Prepared, PreparedFile
@@ -89,7 +92,7 @@ def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -
             return Trouble.DIFFERS, f"{address} has no placement"
         if answer.cell != cell:
             return Trouble.DIFFERS, f"{address} says that it is the cell {answer.cell}"
-        if answer.digest != places.digest:
+        if answer.digest and answer.digest != places.digest:
             own, version = places.placement.version, answer.version
             versions = f"version {version}, here it is {own}" if version != own else f"another content of version {own}"
             return Trouble.DIFFERS, f"{address} has {versions}"
@@ -126,8 +129,9 @@ class Cells:
         """`settled`: returns once what the writer has begun is committed. `prepared`: that of the file; `places` holds
         its topics back."""
         self.places: Final = places
-        self.told = Told(places.placement.version, places.digest)
-        """The placement as other servers hear of it ([2])."""
+        self._told = Told(places.placement.version, places.digest)
+        self.applies: Callable[[], bool] = lambda: False
+        """True while a load that was committed before goes on with a topic that has gone."""
         self.prepared = prepared
         """The placement that waits; None: none does."""
         self.waits_for = ""
@@ -150,6 +154,12 @@ class Cells:
         self.lacks: Callable[[int, Prepared], str] = lambda probe, prepared: "this server has no links"
         """The reason why not everything that the sources of a placement had, when they heard a probe, is here; "":
         everything is. With the probe 0: the reason why they do not send it."""
+
+    @property
+    def told(self) -> Told:
+        """The placement as other servers hear of it ([2]). The digest is "" while changes of topics that have gone are
+        still being applied."""
+        return self._told._replace(digest="") if self.applies() else self._told
 
     def heard(self, cell: str, answers: Mapping[str, Answer | str], now_micros: int) -> None:
         """Takes in what the addresses of a cell have answered (rule C7)."""
@@ -192,7 +202,7 @@ class Cells:
                     places.check(placement)
                 if text:
                     await self._write(text)
-                if not changed and self.told.digest == places.digest:
+                if not changed and self._told.digest == places.digest:
                     return Reloaded(before, places.digest, changed=False)
                 ended = await self._use(placement)
         log.info("placement_reloaded", version=placement.version, before=before, ended_calls=ended)
@@ -245,7 +255,7 @@ class Cells:
             await self._forget_prepared()
         ended = self._calls.placement_changed()
         await self._settled()
-        self.told = Told(placement.version, places.digest)
+        self._told = Told(placement.version, places.digest)
         return ended
 
     def _look_soon(self) -> None:
@@ -358,6 +368,38 @@ class Cells:
             self._calls.tell_signal("end", SIGNAL, {"code": error.reason.name})
         else:
             self._calls.tell_signal("end", SIGNAL, {"code": "OK", "placement_version": reloaded.version})
+
+
+class Links(Protocol):
+    """The links on which others send here."""
+
+    def lacks(self, probe: int, sources: Sequence[str], topics: Sequence[str]) -> str:
+        """The reason why not everything of some topics is here that the sources had when they heard a probe."""
+
+
+def arriving(topics: Topics, links: Links, cell: str) -> Callable[[int, Prepared], str]:
+    """Tells why the topics of a placement have not arrived in this cell, for `Cells.lacks`. Views are not sent: each
+    instance has its own."""
+
+    def lacks(probe: int, prepared: Prepared) -> str:
+        sent = []
+        for name in prepared.held(cell):
+            topic = topics.by_name.get(name)
+            if topic is None:
+                return f"there is no topic {name} here"
+            if topic.view is None:
+                sent.append(name)
+            elif not topic.view_status.complete:
+                return f"the view {name} is being built"
+        return links.lacks(probe, prepared.sources, sent)
+
+    return lacks
+
+
+def applying(loads: LoadRegistry, places: Places) -> Callable[[], bool]:
+    """Tells whether a committed load goes on with a topic that has gone, for `Cells.applies`."""
+    phases = LoadPhase.APPLYING, LoadPhase.DELETING
+    return lambda: any(load.row.phase in phases and places.elsewhere(load.row.topic) for load in loads.all())
 
 
 _NOTHING_HELD: Final[Mapping[str, str]] = MappingProxyType({})

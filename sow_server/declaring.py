@@ -6,14 +6,18 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
+import structlog
+
 from sow_server.config import DeclaredView
+from sow_server.engine.catalog.topics import Topics
 from sow_server.engine.pending import Pending
 from sow_server.engine.store import Store
 from sow_server.engine.values.errors import StoreError
-from sow_server.engine.values.policies import Declared
+from sow_server.engine.values.policies import Declared, warnings
 from sow_server.placement import Places
 from sow_server.query.view_plans import check_definition
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
@@ -77,3 +81,10 @@ def _check_definition(store: Store, name: str, declared: Collection[str], views:
 
 def _replaced_by(settings: Declared) -> Callable[[Declared], Declared]:
     return lambda _: settings
+
+
+def warn_of_settings(topics: Topics) -> None:
+    """Logs the settings in force that are probably not intended."""
+    for topic in list(topics.by_id.values()):
+        for warning in (*warnings(topic.settings), *topic.above_caps):
+            log.warning("settings_questionable", topic=topic.name, warning=warning)

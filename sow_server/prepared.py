@@ -76,6 +76,12 @@ class PreparedFile:
         except (ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(error) from error
 
+    def hold(self, places: Places) -> None:
+        """Holds the topics back that are on their way to a cell. Raises ConfigError as `load`."""
+        prepared = self.load()
+        if prepared is not None:
+            places.use(places.placement, prepared.held(places.cell))
+
     def _damaged(self, error: Exception) -> ConfigError:
         return ConfigError(
             f"{self._path}: the placement that was prepared here cannot be read ({error}). If no topic is moving to "

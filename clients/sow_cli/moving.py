@@ -48,6 +48,7 @@ class LinkFiles(NamedTuple):
     token_file: str = ""
 
 
+_LOADING: Final = ("staging", "applying", "deleting")
 NO_FILES: Final = LinkFiles()
 
 
@@ -234,6 +235,8 @@ class Mover:
                     f"the durables {', '.join(left)} of {topic} are not replicated, and would begin anew: sow topic "
                     f"alter {topic} --replicate-durables"
                 )
+            if any(load.phase in _LOADING for load in client.loads(topic)):
+                raise Refused(f"a load of {topic} is under way: wait for its end")
         missing = _together(client.topics(), self.topics)
         if missing:
             raise Refused(

@@ -26,6 +26,10 @@ class PublishersToSend:
         """True if all of them were sent, or there are none to send."""
         return self._after_id is None and self._waiting is None
 
+    def answered(self, probe: int, before: int) -> int:
+        """The probe that a read of now answers: the last one, or as long as some are to be sent, the one before."""
+        return probe if self.are_sent else before
+
     def begin_again(self) -> None:
         """All of them are to be sent: changes may have been left out until now. There may be very many."""
         self._waiting = None

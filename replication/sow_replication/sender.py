@@ -196,7 +196,7 @@ class Sender:
                 self.peer.filter,
                 self._options.read_bytes_max,
                 head,
-                self._answered_probe,
+                self._publishers.answered(self._probe, self._echo.probe),
             )
         self._seed_turn = False
         for name in sorted(names):
@@ -239,7 +239,7 @@ class Sender:
         if part.marks:
             changes = replication_pb2.Changes(upto=self._read_upto, publishers=map(mark_message, part.marks))
             message = replication_pb2.ReplicateRequest(changes=changes)
-            echo = _Echo(self._answered_probe, self._store.head())
+            echo = _Echo(self._publishers.answered(self._probe, self._echo.probe), self._store.head())
             self._push(_Ready(message, message.ByteSize(), self._read_upto, 0, echo, "", None, False))
         self.wake()
 
@@ -340,7 +340,8 @@ class Sender:
             self._sent_at = now
             return self._send(self._ready.popleft(), now)
         due = now - self._sent_at >= self._options.heartbeat_micros
-        if (due or self._probe > self._echo.probe) and self._has_sent_all:
+        has_sent_all = self._reading is None and self._held is None and not self._ready and self._publishers.are_sent
+        if has_sent_all and (due or self._probe > self._echo.probe):
             self._echo = _Echo(self._probe, self._store.head())
             self.tell_durables()  # the peer has them before the answer to the probe
             if self._control:
@@ -358,16 +359,6 @@ class Sender:
                 )
             )
         return None
-
-    @property
-    def _has_sent_all(self) -> bool:
-        """True if everything was sent up to the head ([6]), publishers among it."""
-        return self._reading is None and self._held is None and not self._ready and self._publishers.are_sent
-
-    @property
-    def _answered_probe(self) -> int:
-        """The probe that what is read now answers: not the last one, as long as publishers are to be sent."""
-        return self._probe if self._publishers.are_sent else self._echo.probe
 
     def _send(self, ready: _Ready, now: int) -> replication_pb2.ReplicateRequest:
         request = ready.request

@@ -256,7 +256,7 @@ def test_a_move_is_undone_before_it_has_switched(cells: MovingCells) -> None:
         waiting = direct.placement().prepared
         assert waiting is not None
         assert waiting.topics == (topic,)
-        assert "has version" in waiting.message
+        until(lambda: "has version" in getattr(direct.placement().prepared, "message", ""), 5, "the server to look")
         shown = CliRunner().invoke(command.sow, ["--server", cells.addresses["b"][0], "doctor"])
         assert f"for {topic}" in shown.output
         cells.servers["b"].kill9()

@@ -13,7 +13,7 @@ import pytest
 
 from sow_cli.moving import moved_text
 from sow_server.cell_watch import CellWatch
-from sow_server.cells import Answer, Cells
+from sow_server.cells import Answer, Cells, trouble_of
 from sow_server.config import ConfigError, PlacementConfig
 from sow_server.engine.values.errors import Reason, StoreError
 from sow_server.placement import Places, load_placement, placement_of
@@ -46,9 +46,8 @@ class Server:
             self.file.write_text(BEFORE)
         self.prepared_file = PreparedFile(folder, self.file)
         self.places = Places("b", self.file, load_placement(self.file))
+        self.prepared_file.hold(self.places)
         prepared = self.prepared_file.load()
-        if prepared is not None:
-            self.places.use(self.places.placement, prepared.held("b"))
         self.cells = Cells(self.places, ThreadPoolExecutor(1), NoCalls(), settled, self.prepared_file, prepared)
         self.lacking = ""
         self.asked: list[int] = []
@@ -203,6 +202,21 @@ def test_others_hear_of_a_placement_once_what_was_let_in_is_on_disk(tmp_path: Pa
 
     asyncio.run(run())
     assert load_placement(server.file).version == 2
+
+
+def test_a_load_that_goes_on_is_awaited(server: Server, answers: dict[str, Answer | str]) -> None:
+    assert server.cells.told.digest == server.places.digest
+    server.cells.applies = lambda: True
+    assert server.cells.told == (1, "")
+    assert trouble_of(server.places, "a", {"h:1": Answer("a", 1, "")}) is None
+
+    async def run() -> None:
+        await server.prepare()
+        answers.update({"h:1": SWITCHED, "h:2": SWITCHED._replace(digest="")})
+        assert await server.look() == 0
+
+    asyncio.run(run())
+    assert "still applies changes" in server.cells.waits_for
 
 
 async def _until(condition: Callable[[], bool]) -> None:
