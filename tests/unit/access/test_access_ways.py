@@ -14,12 +14,14 @@ from sow_server.access.needs import NEEDS, Scope
 ROOT: Final = Path(__file__).parents[3]
 SERVICES: Final = ROOT / "sow_server" / "services"
 FINDS_TOPICS: Final = {"by_name", "by_id"}
-MAY_FIND: Final = {
+MAY_FIND: Final[dict[str, set[str]]] = {
     # They get a request that a handler has had permitted, and look at the quotas of its topic.
     "submissions.py": {"by_name"},
     "admission.py": {"by_name", "by_id"},
     # It samples all topics on a timer; a call gets from it the samples of the topics that it names.
     "figure_history.py": {"by_name"},
+    # It has the topics counted that are placed in other cells, for the cell that asks.
+    "placement_service.py": set(),
 }
 DECIDES: Final = {"topic", "require", "require_create", "part_of", "topics", "seen"}
 """Methods of a call that decide about topics."""
