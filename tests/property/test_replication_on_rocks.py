@@ -84,7 +84,7 @@ class AcknowledgesBeforeTheSync(RocksStore):
         commits.run_in_rounds = partial(commits.run_in_rounds, sync=False)  # type: ignore[method-assign]  # the mistake
 
 
-FIRST = 36
+FIRST = 19
 """Seeds in front of this one do not find it."""
 FOUND_WITHIN = 10
 

@@ -559,7 +559,7 @@ FIRST = {
     SkipsWhatWasRefused: 25,
     ForgetsWhatItLost: 2,
     AcknowledgesBeforeTheSync: 29,
-    ShipsBeforeTheSync: 11,
+    ShipsBeforeTheSync: 197,
 }
 """The first seed that is tried, where those in front of it do not find a mistake: they cost seconds."""
 
