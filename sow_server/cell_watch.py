@@ -116,32 +116,43 @@ class CellWatch:
     async def _look_at_prepared(self, prepared: Prepared, links: Sources, probe: int) -> int:
         """Looks once. `probe`: a probe of the links after all cells that the topics leave had the placement; 0: they
         did not have it so far. Returns it. Raises StoreError."""
-        cells = self._cells
+        cells, places = self._cells, self._cells.places
+        if prepared.is_over(places.placement, places.cell):
+            await cells.arrived(prepared)  # the server ended before it had forgotten it
+            return probe
         if not probe:
             cells.waits_for = await self._not_switched(prepared)
             if cells.waits_for:
                 return 0
-        if prepared.held(cells.places.cell):
+        if prepared.held(places.cell):
             asked = links.probe_sources()  # each time: with the answer a source also says how far it is
             probe = probe or asked
             if reason := cells.lacks(probe, prepared):
                 cells.waits_for = reason
                 return probe
+            if reason := await self._not_switched(prepared, again=True):  # somebody may have placed the topics back
+                cells.waits_for = reason
+                return 0
         await cells.arrived(prepared)
         return probe
 
-    async def _not_switched(self, prepared: Prepared) -> str:
-        """The reason why a cell that the topics leave may still take them; "": none does."""
+    async def _not_switched(self, prepared: Prepared, *, again: bool = False) -> str:
+        """The reason why a cell that the topics leave may take them; "": none does. `again`: they all have answered
+        before that they do not, and need not answer once more."""
         places = self._cells.places
         wanted = prepared.wanted(places)
+        digests = wanted.digest, prepared.placement.digest  # neither places the topics there
         for cell in sorted(set(prepared.leaves.values()) - {places.cell}):
-            addresses = wanted.cells.get(cell, ())
+            # A cell that has left the placement since may still take them.
+            addresses = wanted.cells.get(cell) or prepared.placement.cells[cell]
             for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
                 if isinstance(answer, str):
+                    if again:
+                        continue
                     return f"the cell {cell} has to answer at {address}: {answer}"
                 if answer.cell and not answer.digest:
                     return f"the cell {cell} at {address} still applies changes of topics that it has given away"
-                if (answer.cell, answer.digest) != (cell, wanted.digest):
+                if answer.cell != cell or answer.digest not in digests:
                     return f"the cell {cell} at {address} has version {answer.version} of the placement"
         return ""
 

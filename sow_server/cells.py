@@ -5,8 +5,8 @@ cells (rules C1 to C7, C15, C16).
 [2]  A reload has taken effect once it is answered: changes that were let in before it are committed or refused. Other
      servers are told of a placement only then.
 [3]  A reload that has begun goes to its end, also if its caller has gone.
-[4]  A prepared placement is taken into use in three steps: its file is written, what was prepared is forgotten, and
-     then topics are served. A start after any of them goes on.
+[4]  A prepared placement is taken into use in four steps: its file is written, it is remembered as the one in force,
+     what was prepared is forgotten, and then topics are served. After a fault, or a start, it goes on.
 """
 
 from __future__ import annotations
@@ -285,15 +285,15 @@ class Cells:
                 Reason.INVALID_ARGUMENT, f"the placement has a fault, and nothing was changed: {message}"
             ) from error
 
-    async def _use(self, placement: Placement, held: Mapping[str, str] | None = None) -> int:
-        """Takes a placement into use ([2]); returns the number of calls that ended. Raises StoreError."""
-        places = self.places
+    async def _use(self, placement: Placement, *, arrived: bool = False) -> int:
+        """Takes a placement into use ([2]); returns the number of calls that ended. `arrived`: nothing is held back any
+        more. Raises StoreError: called again, it goes on."""
+        places, prepared, held = self.places, self.prepared, None
         await self._store.keep(placement)
-        places.use(placement, held)
-        prepared = self.prepared
-        if prepared is not None and prepared.is_over(places):
-            places.use(placement, _NOTHING_HELD)
+        if prepared is not None and (arrived or prepared.is_over(placement, places.cell)):
             await self._forget_prepared()
+            held = _NOTHING_HELD
+        places.use(placement, held)
         ended = self._calls.placement_changed()
         await self._store.declare()
         await self._store.settled()
@@ -321,6 +321,8 @@ class Cells:
                 if waiting is not None and waiting.placement.digest == placement.digest:
                     return in_force._replace(prepared=True)
                 if placement.digest == places.digest:
+                    if self._told.digest != places.digest:
+                        await self._use(placement)  # the attempt before came to no end
                     return in_force
                 self._check_newer(placement)
                 places.check(placement)
@@ -365,8 +367,7 @@ class Cells:
         async with self._one_reload:
             places, prepared, ended = self.places, self.prepared, 0
             if prepared is not None:
-                await self._forget_prepared()
-                ended = await self._use(places.placement, _NOTHING_HELD)
+                ended = await self._use(places.placement, arrived=True)
                 log.warning("placement_dropped", version=prepared.placement.version, topics=list(prepared.leaves))
         return Reloaded(places.placement.version, places.digest, changed=False, ended_calls=ended)
 
@@ -395,8 +396,7 @@ class Cells:
             with self._faults():
                 if await self._run(lambda: load_placement(places.file).version) < placement.version:
                     await self._write(placement.text)
-            await self._forget_prepared()
-            ended = await self._use(placement, _NOTHING_HELD)
+            ended = await self._use(placement, arrived=True)
         log.info("placement_arrived", version=placement.version, topics=list(prepared.leaves), ended_calls=ended)
 
     def reload_soon(self) -> None:

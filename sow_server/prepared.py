@@ -42,12 +42,12 @@ class Prepared:
         """The placement that the cells which the topics leave must have: this one, or a later one that is in force."""
         return places.placement if places.placement.version >= self.placement.version else self.placement
 
-    def is_over(self, places: Places) -> bool:
-        """True if there is nothing to wait for: the placement in force is as new, and holds nothing back."""
-        in_force = places.placement
+    def is_over(self, in_force: Placement, cell: str) -> bool:
+        """True if a cell has nothing to wait for: the placement in force is as new, and places none of the topics
+        there."""
         if in_force.version < self.placement.version:
             return False
-        return all(in_force.cell_of(topic) != places.cell for topic in self.held(places.cell))
+        return all(in_force.cell_of(topic) != cell for topic in self.held(cell))
 
 
 class PreparedFile:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, Final, NamedTuple, cast
 
 from sow_cli.exits import Refused
@@ -104,7 +105,6 @@ class Mover:
     _open: ExitStack = field(default_factory=ExitStack)
     _instances: list[_Instance] = field(default_factory=list)
     _unreachable: dict[str, str] = field(default_factory=dict)
-    _others: list[str] = field(default_factory=list)
 
     def __enter__(self) -> Mover:
         return self
@@ -137,9 +137,13 @@ class Mover:
             self._replicate(sources, targets)
             text, version = moved_text(text, self.topics, self.cell), version + 1
         else:
-            from_cell = self._waiting_source() or ""
+            found = self._left(targets)
+            from_cell = found.pop() if len(found) == 1 else ""
             sources = self._of(from_cell) if from_cell else [one for one in self._instances if one.cell != self.cell]
-        if left or any(one.placed.version < version or one.placed.prepared is not None for one in self._instances):
+            if from_cell:  # somebody may have removed the links, or what was prepared
+                self._check_copies(sources, targets)
+                self._link_all(sources, targets)
+        if from_cell or any(one.placed.version < version or self._waits(one) for one in self._instances):
             pause = self._switch(text, version, sources, targets, is_new=bool(left))
         else:
             self.tell(f"{_named(self.topics)} live in the cell {self.cell}: nothing is to be switched")
@@ -149,27 +153,28 @@ class Mover:
     def abort(self, *, accept_loss: bool) -> Moved:
         """Undoes a move that has not switched: the topics stay where they are. Raises Refused, SowError."""
         self._connect()
-        waiting = [one for one in self._instances if one.placed.prepared is not None]
-        version = max(one.placed.version for one in self._instances)
-        for one in waiting:
-            prepared = one.placed.prepared
-            assert prepared is not None, "chosen for it"
-            if not accept_loss and version >= prepared.version:
+        targets = self._of(self.cell)
+        waiting = [one for one in self._instances if self._waits(one)]
+        if why := self._too_late(targets):
+            if not accept_loss:
                 raise Refused(
-                    f"the switch has begun: version {version} of the placement is in force. Run the move again to end "
-                    "it. If the cell that the topics leave is lost for good, --accept-loss lets the other one go on "
-                    "with what it has"
+                    f"{why}. Run the move again to end it. If the cell that the topics leave is lost for good, "
+                    "--accept-loss lets the other one go on with what it has"
                 )
+            return self._go_on_with_loss(targets, waiting)
         for one in waiting:
             one.client.drop_placement()
             self.tell(f"{one.shown} has forgotten the placement that it had prepared")
+        for one in self._instances:
+            one.look()
+        if why := self._too_late(targets):  # another run has switched meanwhile
+            raise Refused(f"{why}. Run the move again to end it")
         kept = []
-        for target in self._of(self.cell):
+        for target in targets:
             own = self._own_links(target)
             self._remove(target, own)
             for topic in self.topics:
-                placed = target.client.placement(topic)
-                if placed.topic_cell == self.cell or placed.copy is None:
+                if target.client.placement(topic).copy is None:
                     continue
                 if own or target in waiting:
                     target.client.delete_topic(topic, here=True, force=True)
@@ -178,7 +183,56 @@ class Mover:
                     kept.append(f"{topic} at {target.address}")
         for one in self._instances:
             self._remove(one, self._own_links(one))
-        return Moved(self.topics, "", self.cell, version, None, tuple(kept))
+        return Moved(self.topics, "", self.cell, targets[0].placed.version, None, tuple(kept))
+
+    def _waits(self, one: _Instance) -> bool:
+        """True if a placement waits there for these topics. Raises Refused if it also waits for others."""
+        prepared = one.placed.prepared
+        if prepared is None or not set(prepared.topics) & set(self.topics):
+            return False
+        if more := set(prepared.topics) - set(self.topics):
+            raise Refused(f"these topics move together with others. Also name: {' '.join(sorted(more))}")
+        return True
+
+    def _too_late(self, targets: Sequence[_Instance]) -> str:
+        """The reason why a cell may have given the topics away already: then the copies may be the only ones ([2])."""
+        for cell in sorted(self._left(targets) & self._unreachable.keys()):
+            return f"the switch may have begun: the cell {cell} does not answer at {self._unreachable[cell]}"
+        for one in self._instances:
+            for topic in self.topics:
+                if _cell_of(one.placed.text, topic) == self.cell:
+                    return f"the switch has begun: {one.shown} has {topic} in the cell {self.cell}"
+        return ""
+
+    def _left(self, targets: Sequence[_Instance]) -> set[str]:
+        """The cells in which some of the topics live as the targets see it: none, once they serve all of them."""
+        return {target.client.placement(topic).topic_cell for target in targets for topic in self.topics} - {self.cell}
+
+    def _go_on_with_loss(self, targets: Sequence[_Instance], waiting: Sequence[_Instance]) -> Moved:
+        """Lets the targets take the topics with what they have. Copies and links stay, for the case that servers of the
+        other cell come back."""
+        newest = max(self._instances, key=lambda one: one.placed.version)
+        text, version = newest.placed.text, newest.placed.version
+        if any(_cell_of(text, topic) != self.cell for topic in self.topics):
+            text, version = moved_text(text, self.topics, self.cell), version + 1
+        others = [one for one in self._instances if one not in targets]
+        for one in others:  # first: what is left of the other cell must not take the topics any more
+            self._bring(one, text, version)
+        for one in others:
+            if self._links(one, targets):
+                self._has_given(one, targets)  # as much as comes within some seconds
+        for one in targets:
+            self._bring(one, text, version)
+            if one in waiting:
+                one.client.drop_placement()
+                self.tell(f"{one.shown} waits no more, and takes {_named(self.topics)}")
+        return Moved(self.topics, "", self.cell, version, None, ())
+
+    def _bring(self, one: _Instance, text: str, version: int) -> None:
+        """Takes a placement into use at a server, unless it has it."""
+        if one.look().version < version:
+            one.client.reload_placement(text)
+            self.tell(f"{one.shown} has version {version} of the placement")
 
     # ---- the servers ----
 
@@ -211,21 +265,12 @@ class Mover:
             raise Refused(f"all servers of the cell {cell} have to answer: {self._unreachable[cell]}")
         return [one for one in self._instances if one.cell == cell]
 
-    def _waiting_source(self) -> str | None:
-        """The cell that the topics leave, according to a placement that waits."""
-        for one in self._instances:
-            if one.placed.prepared is not None and one.cell == self.cell:
-                before = {_cell_of(other.placed.text, self.topics[0]) for other in self._instances}
-                left = before - {self.cell}
-                return left.pop() if len(left) == 1 else None
-        return None
-
     # ---- what moves ----
 
     def _check_sources(self, sources: Sequence[_Instance]) -> None:
         """Raises Refused where something would be lost, or parted."""
-        client = sources[0].client
-        for topic in self.topics:
+        for source, topic in product(sources, self.topics):
+            client = source.client
             found = client.describe_topic(topic)
             if not found.is_view and not found.settings.journal:
                 raise Refused(f"{topic} has no journal, so it cannot be replicated: publish it anew in the other cell")
@@ -237,7 +282,7 @@ class Mover:
                 )
             if any(load.phase in _LOADING for load in client.loads(topic)):
                 raise Refused(f"a load of {topic} is under way: wait for its end")
-        missing = _together(client.topics(), self.topics)
+        missing = _together(sources[0].client.topics(), self.topics)
         if missing:
             raise Refused(
                 f"views and their source live in one cell, and so do a topic and its dead letters. Also name: "
@@ -265,6 +310,21 @@ class Mover:
                         "doctor` says which copy is newer. To delete this one: "
                         f"sow topic delete {topic.name} --here --server {target.address}"
                     )
+        self._link_all(sources, targets)
+
+    def _check_copies(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
+        """Raises Refused where a topic has been given away, and does not come here by a move."""
+        for target, topic in product(targets, self.topics):
+            placed = target.client.placement(topic)
+            if placed.topic_cell == self.cell:
+                continue
+            if placed.copy is None or not (self._waits(target) or self._links(target, sources)):
+                raise Refused(
+                    f"{placed.topic_cell} has given {topic} away, and {target.shown} has no copy of this move: place "
+                    f"it in {placed.topic_cell} again, with a higher version of the placement, and then move it"
+                )
+
+    def _link_all(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
         for source in sources:
             for target in targets:
                 self._link(target, source)  # the source is accepted first
@@ -322,15 +382,14 @@ class Mover:
             self._await_even(sources, targets)
         began = time.monotonic()
         for source in sources:
-            if source.look().version < version:
-                source.client.reload_placement(text)
-                self.tell(f"{source.shown} has version {version} of the placement")
+            self._bring(source, text, version)
+        for target in targets:  # it waits, unless somebody has made it forget
+            if target.look().version < version and target.placed.prepared is None:
+                self._prepare(target, text, names, sources)
         self._await([partial(self._not_arrived, one, version) for one in targets])
         paused = time.monotonic() - began
         for one in self._instances:
-            if one.look().version < version:
-                one.client.reload_placement(text)
-                self.tell(f"{one.shown} has version {version} of the placement")
+            self._bring(one, text, version)
         for cell, why in self._unreachable.items():
             self.tell(f"the cell {cell} still has an older placement, as it does not answer ({why})")
         return paused if is_new else None

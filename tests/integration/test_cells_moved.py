@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
+from sow_cli.exits import Refused
 from sow_cli.moving import Moved, Mover, moved_text
 from sow_cli.session import Session, connect
 from sow_client import EARLIEST, Client, SowError
@@ -270,6 +271,78 @@ def test_a_move_is_undone_before_it_has_switched(cells: MovingCells) -> None:
         assert cells.keys("a", topic) == ["1"]
         move(cells, topic, "--to", "b")
         assert cells.keys("b", topic) == ["1"]
+
+
+def _prepared(cells: MovingCells) -> tuple[str, str]:
+    """A topic with a record, whose move was ended before the switch; and the placement with it in the cell b."""
+    topic = made(cells)
+    with Client(cells.home) as client:
+        client.publish(topic, {"id": 1})
+        text = moved_text(client.placement().text, (topic,), "b")
+
+    def tell(line: str) -> None:
+        if "is ready to take" in line:
+            raise Ended
+
+    with pytest.raises(Ended):
+        mover(cells, (topic,), tell)
+    return topic, text
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_an_abort_deletes_no_copy_that_may_be_the_only_one(accept_loss: bool, tmp_path: Path) -> None:
+    """Story: the machine of the old cell was lost just after it had switched."""
+    with MovingCells(tmp_path) as cells:
+        topic, text = _prepared(cells)
+        cells.servers["b"].kill9()
+        with cells.direct("a") as direct:
+            direct.reload_placement(text)
+        cells.servers["a"].kill9()
+        cells.servers["b"].start()
+        session = Session(cells.addresses["b"][0], None, connect)
+        with cells.direct("b") as direct, Mover(session, (topic,), "b", lambda line: None) as one:
+            if accept_loss:
+                one.abort(accept_loss=True)
+                assert direct.get(topic, "1") is not None
+                assert direct.placement().prepared is None
+            else:
+                with pytest.raises(Refused, match="the cell a does not answer"):
+                    one.abort(accept_loss=False)
+                copy = direct.placement(topic).copy
+                assert copy is not None
+                assert copy.records == 1
+        if not accept_loss:
+            cells.servers["a"].start()
+            with Mover(session, (topic,), "b", lambda line: None) as one:
+                with pytest.raises(Refused, match="has begun"):
+                    one.abort(accept_loss=False)
+            move(cells, topic, "--to", "b")
+            assert cells.keys("b", topic) == ["1"]
+
+
+@pytest.mark.parametrize("lost", ["links", "prepared"])
+def test_a_switch_that_lost_what_it_needs_is_ended_by_the_next_run(cells: MovingCells, lost: str) -> None:
+    """Story: two operators moved the same topic, and one of them ended or undid it meanwhile."""
+    topic, text = _prepared(cells)
+    with cells.direct("a") as a, cells.direct("b") as b:
+        if lost == "links":
+            a.remove_peer("b-1")
+            b.remove_peer("a-1")
+        else:
+            b.drop_placement()
+        a.reload_placement(text)
+        move(cells, topic, "--to", "b")
+        assert cells.keys("b", topic) == ["1"]
+        assert a.placement(topic).copy is None
+
+
+def test_an_abort_leaves_the_moves_of_other_topics_alone(cells: MovingCells) -> None:
+    topic, other = _prepared(cells)[0], made(cells)
+    with cells.direct("b") as direct:
+        move(cells, other, "--to", "b", "--abort")
+        assert direct.placement().prepared is not None
+    move(cells, topic, "--to", "b", "--abort")
+    assert cells.keys("a", topic) == ["1"]
 
 
 def test_a_copy_that_the_other_cell_may_lack_is_never_deleted(cells: MovingCells) -> None:

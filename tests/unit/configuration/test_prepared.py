@@ -138,6 +138,111 @@ def test_a_server_that_starts_goes_on_waiting_also_with_the_new_file(tmp_path: P
     assert not again.serves
 
 
+def test_a_topic_does_not_arrive_once_it_was_placed_back(server: Server, answers: dict[str, Answer | str]) -> None:
+    async def run() -> None:
+        await server.prepare()
+        answers.update({"h:1": SWITCHED, "h:2": SWITCHED})
+        server.lacking = "changes of a-1 are under way"
+        probe = await server.look()
+        assert probe == 1
+        server.lacking = ""
+        answers["h:2"] = Answer("a", 3, "another")
+        assert await server.look(probe) == 0, "then a probe counts that was sent after it"
+        assert not server.serves
+        answers.update({"h:1": "UNAVAILABLE", "h:2": SWITCHED})
+        await server.look(probe)
+
+    asyncio.run(run())
+    assert server.serves
+
+
+def test_a_cell_that_has_left_the_placement_has_to_give_the_topics_away(
+    server: Server, answers: dict[str, Answer | str]
+) -> None:
+    async def run() -> None:
+        await server.prepare()
+        await server.cells.reload(placement(3, default="b", cells={"b": ["h:3"]}))
+        assert await server.look() == 0
+        assert not server.serves
+        answers.update({"h:1": SWITCHED, "h:2": SWITCHED})
+        await server.look()
+
+    asyncio.run(run())
+    assert server.serves
+
+
+@pytest.mark.parametrize("ends", ["arrives", "is dropped"])
+@pytest.mark.parametrize("fault", ["keep", "forget"])
+def test_a_step_that_fails_is_made_again(
+    server: Server, answers: dict[str, Answer | str], monkeypatch: pytest.MonkeyPatch, ends: str, fault: str
+) -> None:
+    """Story: the disk was full for a moment."""
+
+    async def full(_: object) -> None:
+        raise StoreError(Reason.WRITE_STALLED, "the disk cannot keep up")
+
+    def unremovable(_: object) -> None:
+        raise OSError("read-only")
+
+    async def end() -> None:
+        if ends == "arrives":
+            await server.look()
+        else:
+            await server.cells.drop_prepared()
+
+    async def run() -> None:
+        await server.prepare()
+        answers.update({"h:1": SWITCHED, "h:2": SWITCHED})
+        with monkeypatch.context() as patch:
+            if fault == "keep":
+                patch.setattr(NoStore, "keep", lambda _, placement: full(placement))
+            else:
+                patch.setattr(PreparedFile, "remove", unremovable)
+            with pytest.raises(StoreError):
+                await end()
+        assert not server.serves
+        assert server.cells.prepared is not None
+        await end()
+
+    asyncio.run(run())
+    assert server.serves == (ends == "arrives")
+    assert server.cells.prepared is None
+    assert not server.places.held
+    assert server.prepared_file.load() is None
+
+
+def test_a_fault_after_the_switch_is_mended_by_the_next_run(tmp_path: Path, answers: dict[str, Answer | str]) -> None:
+    faults = [StoreError(Reason.OVERLOADED, "there is much to do")]
+
+    async def settled() -> None:
+        if faults:
+            raise faults.pop()
+
+    server = Server(tmp_path, settled)
+
+    async def run() -> None:
+        await server.prepare()
+        answers.update({"h:1": SWITCHED, "h:2": SWITCHED})
+        with pytest.raises(StoreError):
+            await server.look()
+        assert server.cells.told.version == 1
+        await server.prepare()
+        assert server.cells.told.version == 2
+
+    asyncio.run(run())
+    assert server.serves
+
+
+def test_a_start_forgets_what_a_higher_version_has_ended(tmp_path: Path, server: Server) -> None:
+    """The server ended after the reload had written the file, and before it forgot what waited."""
+    asyncio.run(server.prepare())
+    server.file.write_text(placement(3, cells=CELLS))
+    again = Server(tmp_path)
+    asyncio.run(again.look())
+    assert again.cells.prepared is None
+    assert again.prepared_file.load() is None
+
+
 def test_a_higher_version_ends_the_wait_unless_it_places_the_topic_here(server: Server) -> None:
     async def run() -> None:
         await server.prepare()
