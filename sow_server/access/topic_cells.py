@@ -77,7 +77,10 @@ class TopicCells:
                 Reason.ACCESS_CHANGED,
                 "topics of the pattern have come to this cell or left it; call again",
                 retry_after_micros=MICROS // 10,
-                details={"complete": "false" if len(changed) == 2 else "true"},
+                details={
+                    "complete": "false" if len(changed) == 2 else "true",
+                    "placement_version": str(places.placement.version),
+                },
             )
         return None
 

@@ -281,8 +281,47 @@ def test_a_cell_that_was_lost_and_has_another_placement_is_told(
         with down(cells):
             cells.place(at="a")
             cells.servers["b"].rewrite(cells.servers["a"].placement.read_text())
-        with pytest.raises(ResyncRequired, match="the cell b: it has another placement since it was lost"):
+        with pytest.raises(ResyncRequired, match="the cell b: it has another placement since it was followed last"):
             next(changes)
+
+
+def test_a_program_that_stops_across_a_move_is_told(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
+    here, there = topics
+    with connect(cells.home) as client:
+        with client.subscribe(topic_pattern=pattern(here, there), start=EARLIEST) as changes:
+            assert len(taken(changes, 2)) == 2
+            bookmark = bookmarks(changes)
+        client.publish(here, b"{}", key="unseen")
+        cells.place((here, "b"))
+        with pytest.raises(ResyncRequired, match="the cell a: it has another placement since it was followed last"):
+            next(client.subscribe(topic_pattern=pattern(here, there), start=bookmark))
+        with pytest.raises(ResyncRequired, match="there is no cell 'c' any more"):
+            client.subscribe(topic_pattern=there, start={**bookmark, "c": "0d4c5b7e8f90.17"}).open()
+    cells.place()
+
+
+def test_a_call_that_goes_on_across_a_placement_is_resumed_and_may_break(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The placement of other topics has changed: no topic of the pattern has left."""
+    for module in (aio_joining, blocking_joining):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with connect(cells.home) as client:
+        with client.subscribe(topic_pattern=pattern(*topics)) as changes:
+            cells.place()
+            version = f";p={cells.version}"
+            for number in range(200):
+                for topic in topics:
+                    client.publish(topic, b"{}", key=str(number))
+                assert len(taken(changes, 2)) == 2
+                if all(at.endswith(version) for at in bookmarks(changes).values()):
+                    break
+                changes.next(0.02)
+            after = bookmarks(changes)
+            assert {at.rpartition(";")[2] for at in after.values()} == {version[1:]}
+        with client.subscribe(topic_pattern=pattern(*topics), start=after) as changes:
+            client.publish(topics[1], b"{}", key="last")
+            assert told(taken(changes, 1)) == [("b", "put", topics[1], "last")]
 
 
 @pytest.mark.slow

@@ -130,7 +130,8 @@ class AsyncJoinedSubscription(AsyncSubscription):
                 await self.close()
                 raise
             if parts.found is not None and core.parts is None:
-                parts.join(self._home)
+                with parts.guard:
+                    parts.join(self._home)
             if core.is_single:
                 core.pending = core.home.pending
             core.tell()
@@ -185,7 +186,7 @@ class AioParts:
         if self.found is None:  # it is the first call of home
             found = await self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
-            self._core.begin(name, request)
+            self._core.begin(name, request, found)
             self.found = found
         elif part.placement_is_old:
             await self.look()
@@ -218,13 +219,25 @@ class AioParts:
         for _, part, _ in list(self.running):
             if self.found is not None and (place := self.found.get(part.cell)) is not None:
                 with suppress(SowError):
-                    part.saw(await self._calls.version(self._calls.way_to(place)))
+                    way = self._calls.way_to(place)
+                    version = await self._calls.version(way)
+                    if not part.knows(version):
+                        part.saw(version, await self._position(way))
+
+    async def _position(self, way: Way[AsyncTransport]) -> str | None:
+        """That of a cell now."""
+        probe = AsyncSubscription(self._core.probe(), partial(self._calls.open_call, way, None))
+        try:
+            await probe.open()
+            return probe.bookmark
+        finally:
+            await probe.close()
 
     def join(self, home: AsyncSubscription) -> None:
         """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
         assert self.found is not None, "home has named them"
         come, self.joined = self._core.found(self.found), self.found
-        if self._core.is_single:
+        if self._core.is_single or self.is_over:  # `close` may have come from another thread
             return
         for part in come:
             subscription = home if part is self._core.home else AsyncSubscription(part, self.opening(part))
