@@ -85,6 +85,7 @@ class PartCore(SubscriptionCore):
         self._goes_back = False
         self._left_at = 0  # with this placement the cell has ended the call, and had sent everything of what has left
         self._heard_of = 0  # this placement has ended a call
+        self._checked = 0  # the number of the call whose begin was checked
         self._hears = on_interruption
 
     def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
@@ -127,6 +128,20 @@ class PartCore(SubscriptionCore):
             call.ClearField("bookmark")
             call.ClearField("view")
         return True
+
+    @property
+    def is_new(self) -> bool:
+        """Its call has begun, and the cell is to be asked for its placement once more: see `began`."""
+        return self._checked != self.calls and (self._standing or self.empty is not None)
+
+    def began(self, version: int) -> bool:
+        """The cell has this placement after the begin of a call. False: it has come about that time. Topics may have
+        left before it, and the next call tells so."""
+        self._checked = self.calls
+        if version <= self.version:
+            return True
+        self._left_at = 0
+        return False
 
     def knows(self, version: int) -> bool:
         """The cell has this placement now. False: `saw` is to tell of it. Nothing of the call is lost where it has

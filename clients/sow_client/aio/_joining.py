@@ -206,6 +206,14 @@ class AioParts:
         for subscription in again:
             await subscription.call_again()
 
+    async def check(self, subscription: AsyncSubscription, part: PartCore) -> None:
+        """A call of a part has begun: its cell had the placement of before."""
+        if self.found is None or (place := self.found.get(part.cell)) is None:
+            return
+        with suppress(SowError):
+            if not part.began(await self._calls.version(self._calls.way_to(place))):
+                await subscription.call_again()
+
     async def look(self) -> None:
         """Asks home for the cells, if it answers."""
         with suppress(SowError):
@@ -278,6 +286,8 @@ async def _carry(parts: AioParts, subscription: AsyncSubscription, part: PartCor
     """Keeps the next frame of a cell at hand."""
     try:
         while True:
+            if part.is_new:
+                await parts.check(subscription, part)
             with parts.guard:
                 while length_hint(part.pending) and not parts.is_over:
                     await parts.changed.wait()

@@ -207,6 +207,14 @@ class Parts:
         for subscription in again:
             subscription.call_again()
 
+    def check(self, subscription: Subscription, part: PartCore) -> None:
+        """A call of a part has begun: its cell had the placement of before."""
+        if self.found is None or (place := self.found.get(part.cell)) is None:
+            return
+        with suppress(SowError):
+            if not part.began(self._calls.version(self._calls.way_to(place))):
+                subscription.call_again()
+
     def look(self) -> None:
         """Asks home for the cells, if it answers."""
         with suppress(SowError):
@@ -279,6 +287,8 @@ def _carry(parts: Parts, subscription: Subscription, part: PartCore) -> None:
     """Keeps the next frame of a cell at hand."""
     try:
         while True:
+            if part.is_new:
+                parts.check(subscription, part)
             with parts.guard:
                 while length_hint(part.pending) and not parts.is_over:
                     parts.changed.wait()

@@ -292,3 +292,16 @@ def test_bookmarks_lead_back_to_before_changes_that_came_too_early() -> None:
         world.take()
     assert [value for _, value in world.told] == ['"b"', '"a"']
     assert core.bookmarks == {"a": a.journal.bookmark(1) + ";p=1"}, "b has begun with its earliest change"
+
+
+def test_a_placement_that_comes_with_the_begin_of_a_call_is_told() -> None:
+    """The cell was asked before, and the call may have begun with the new one: topics that have left are not in it."""
+    part = part_at(1, Journal())
+    assert part.began(1)
+    assert not part.is_new
+    part.ended(CUT, now=0.0, jitter=0.5)
+    part.placed(1, part.request(now=0.0))
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    assert not part.began(2)
+    with pytest.raises(ResyncRequired, match="it has another placement"):
+        part.placed(2, part.request(now=0.0))
