@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
+from math import inf
 from os import fstat
 from typing import Final
 
@@ -233,26 +234,30 @@ def subscribe(
         tell = _tell if shown is None else shown.tell
         opened = partial(opened, snapshot_max=snapshot_max, on_interruption=tell)
         opened = partial(opened, order_by=first_by, top=None if as_live_table else top)
-        first = order_by and top and not (pattern or delta or snapshot_max)
-        kept = grouping.given or (shown and first)
+        kept = grouping.given or (shown and order_by and top and not (pattern or delta or snapshot_max))
         asked = partial(client.live_result, topic, filter_text, parameters) if kept else None
         rows = rows_of(asked, grouping, order_by, top, shown, conflation=conflation, select=fields, tell=tell)
-        subscription = rows or _opened_patiently(opened, start, topic if pattern else None)
+        give_up = _end_of(lasting)
+        subscription = rows or _opened_patiently(opened, start, topic if pattern else None, give_up)
         writer = message_writer(output, forms, several_topics=pattern, select=fields or ())
-        _show(subscription, shown, writer, output, limit=limit, lasting=lasting)
+        _show(subscription, shown, writer, output, limit=limit, give_up=give_up)
 
 
 def _show(
-    subscription: Subscription,
+    subscription: Subscription | None,
     shown: live.LiveDisplay | None,
     writer: MessageWriter,
     output: Output,
     *,
     limit: int | None,
-    lasting: str | None,
+    give_up: float | None,
 ) -> None:
-    """Shows the messages in the live table, or writes them."""
-    with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
+    """Shows the messages in the live table, or writes them. `subscription` None: no topic has come. `give_up`: as
+    `_end_of` gives it."""
+    if subscription is None:
+        _sum_up(0, None, output)
+        return
+    with subscription, _ended_at(give_up, subscription), _ended_without_reader(subscription):
         changes = as_messages(subscription) if isinstance(subscription, LiveResult) else subscription
         messages = _remarked(_first(limit, changes), shown)
         if shown is not None:
@@ -304,9 +309,13 @@ def _first_by(order_by: tuple[str, ...], top: int | None, *, sow: bool, pattern:
 
 
 def _opened_patiently(
-    open_: Callable[..., Subscription], start: str | datetime | Mapping[str, str] | None, pattern: str | None
-) -> Subscription:
-    """Opens a subscription. One to a pattern that no topic matches waits for the first topic.
+    open_: Callable[..., Subscription],
+    start: str | datetime | Mapping[str, str] | None,
+    pattern: str | None,
+    give_up: float | None,
+) -> Subscription | None:
+    """Opens a subscription. One to a pattern that no topic matches waits for the first topic; None: there is none by
+    `give_up`, as `_end_of` gives it.
 
     That topic is followed from its first change: whatever it has was published after the command began.
     """
@@ -316,10 +325,11 @@ def _opened_patiently(
         return open_(start=start)
     except NotFound:
         note(f"no topic matches {pattern} yet: waiting for one")
-    while True:
-        time.sleep(_WAIT_SECONDS)
+    while (left := inf if give_up is None else give_up - time.monotonic()) > 0:
+        time.sleep(min(left, _WAIT_SECONDS))
         with suppress(NotFound):
             return open_(start="earliest" if start is None else start)
+    return None
 
 
 def _write(messages: Iterable[Change], writer: MessageWriter) -> int:
@@ -367,7 +377,7 @@ def _consume(
 ) -> int:
     """Writes and acknowledges the changes of a durable subscription; returns the number of messages."""
     written = 0
-    with subscription, _ended_after(lasting, subscription), _ended_without_reader(subscription):
+    with subscription, _ended_at(_end_of(lasting), subscription), _ended_without_reader(subscription):
         try:
             gaps.go_to(writer)
             for change in _first(limit, subscription):
@@ -389,11 +399,11 @@ def _acknowledge(subscription: DurableSubscription, change: Change) -> None:
             raise
 
 
-def _sum_up(written: int, subscription: Subscription, output: Output) -> None:
+def _sum_up(written: int, subscription: Subscription | None, output: Output) -> None:
     if not output.is_table:
         return
     said = display.counted(written, "message")
-    bookmark = subscription.bookmark
+    bookmark = None if subscription is None else subscription.bookmark
     if isinstance(subscription, JoinedSubscription) and isinstance(joined := subscription.bookmark, Mapping):
         bookmark = json.dumps(joined)
     # Quoted for a shell: with the marks of other instances it has semicolons.
@@ -525,13 +535,18 @@ def _close(subscription: Subscription) -> None:
         subscription.close()
 
 
+def _end_of(duration: str | None) -> float | None:
+    """The time of the monotonic clock at which a duration that begins now is over; None: never."""
+    return None if duration is None else time.monotonic() + parse_micros(duration) / 1e6
+
+
 @contextmanager
-def _ended_after(duration: str | None, subscription: Subscription) -> Iterator[None]:
-    """Closes the subscription after a time. This ends the iteration even while no message comes."""
-    if duration is None:
+def _ended_at(give_up: float | None, subscription: Subscription) -> Iterator[None]:
+    """Closes the subscription at a time, as `_end_of` gives it. This ends the iteration even while no message comes."""
+    if give_up is None:
         yield
         return
-    timer = threading.Timer(parse_micros(duration) / 1e6, _close, [subscription])
+    timer = threading.Timer(max(0.0, give_up - time.monotonic()), _close, [subscription])
     timer.daemon = True
     timer.start()
     try:

@@ -11,7 +11,8 @@ A pattern may match topics of all cells. The subscription to it has a part for e
 
     [1]  One frame of each part is at hand. Parts take turns, so no cell keeps the others waiting. Changes of one topic
          come from one part, in their order.
-    [2]  The bookmark is a map: cell → the position after the changes of that cell that were handed out.
+    [2]  The bookmark is a map: cell → the position after the changes of that cell that were handed out, and the version
+         of its placement. With another version, topics may have left the cell before all their changes were told.
     [3]  A cell without a topic that matches is asked again every `EMPTY_SECONDS`. Its first topic is followed from its
          first change.
     [4]  "snapshot_end" is told once no cell owes its snapshot. A "resync" of one cell names each topic that was shown
@@ -41,6 +42,9 @@ from sow_client.errors import ResyncRequired, SowError
 EMPTY_SECONDS: Final = 1.0
 NOTHING: Final = "PATTERN_MATCHES_NOTHING"
 _GONE: Final = "CELL_GONE"
+_PLACED: Final = ";p="
+"""In front of the version of the placement, at the end of a bookmark of a map ([2])."""
+_ANY: Final = -1
 _NO_CHANGES: Final[Iterator[Change]] = iter(())
 
 
@@ -77,9 +81,11 @@ class PartCore(SubscriptionCore):
         """The position before its first change of a topic that it has taken over ([5])."""
         self.calls = 0
         self._began_at: str | None = None  # its position at the begin with this placement; empty: the earliest change
-        self._seen = 0, 0  # the version that the cell had while a call went on, and the number of that call
+        self._seen = 0, 0, ""  # the version of the cell while a call went on, the number of that call, and a position
         self._goes_back = False
-        self._left_in_order = False  # the cell has sent everything before it has ended the call
+        self._left_at = 0  # with this placement the cell has ended the call, and had sent everything of what has left
+        self._heard_of = 0  # this placement has ended a call
+        self._checked = 0  # the number of the call whose begin was checked
         self._hears = on_interruption
 
     def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
@@ -88,6 +94,9 @@ class PartCore(SubscriptionCore):
         self.cell = cell
         if start is None:
             return
+        plain, _, version = start.rpartition(_PLACED)
+        if version.isdecimal() and plain:
+            start, self.version = plain, int(version)
         for one in (self._request, first):
             if one is not None and start:
                 one.bookmark = start
@@ -99,8 +108,9 @@ class PartCore(SubscriptionCore):
         """The placement of its cell, before a call is made. True: it is another one than before. Raises
         ResyncRequired."""
         self.calls += 1
+        version = max(version, self._heard_of)  # a cell names it to others a little after it has taken it into use
         before, self.version = self.version, version
-        in_order = self._left_in_order or self._goes_back
+        in_order = self._left_at in (version, _ANY) or self._goes_back
         self._go_back(call)
         if version == before:
             return False
@@ -110,7 +120,7 @@ class PartCore(SubscriptionCore):
             return False
         if not (in_order or self._request.sow):
             raise ResyncRequired(
-                "it has another placement since it was lost: changes of topics that have left it may be missing",
+                "it has another placement since it was followed last: changes of topics that have left may be missing",
                 reason="RESYNC_REQUIRED",
             )
         if self._request.sow:
@@ -119,11 +129,35 @@ class PartCore(SubscriptionCore):
             call.ClearField("view")
         return True
 
-    def saw(self, version: int) -> None:
-        """The cell has this placement while a call goes on. If it goes on for a while, no topic of it has left."""
-        if self._seen == (version, self.calls) and self._standing and not (self.behind or length_hint(self.pending)):
+    @property
+    def is_new(self) -> bool:
+        """Its call has begun, and the cell is to be asked for its placement once more: see `began`."""
+        return self._checked != self.calls and (self._standing or self.empty is not None)
+
+    def began(self, version: int) -> bool:
+        """The cell has this placement after the begin of a call. False: it has come about that time. Topics may have
+        left before it, and the next call tells so."""
+        self._checked = self.calls
+        if version <= self.version:
+            return True
+        self._left_at = 0
+        return False
+
+    def knows(self, version: int) -> bool:
+        """The cell has this placement now. False: `saw` is to tell of it. Nothing of the call is lost where it has
+        reached a position from after the begin of that placement: topics that have left would be handed over before."""
+        if version <= self.version or not self._standing:
+            return True
+        seen, call, after = self._seen
+        if (seen, call) != (version, self.calls):
+            return False
+        if _is_behind(after, self.bookmark):
             self.version = version
-        self._seen = version, self.calls
+        return True
+
+    def saw(self, version: int, position: str | None) -> None:
+        """The cell has had this placement at a position."""
+        self._seen = version, self.calls, position or ""
 
     def go_back(self) -> None:
         """The next call begins before its first change of a topic that it has taken over ([5])."""
@@ -134,12 +168,24 @@ class PartCore(SubscriptionCore):
             return
         self._goes_back = False
         self._sequence = self._repeated = 0
-        self._position = (self._began_at if self.back_to is None else self.back_to) or ""
+        self._position = self._before
         self.back_to = None
         if self._position:
             call.bookmark = self._position
         else:
             call.earliest = True
+
+    @property
+    def _before(self) -> str:
+        return (self._began_at if self.back_to is None else self.back_to) or ""
+
+    @property
+    def resumes_at(self) -> str | None:
+        """The place where another subscription goes on ([2]); empty: its earliest change; None: there is none."""
+        position = self._before if self.is_overtaken or self._goes_back else self.bookmark
+        if position is None:
+            return "" if self.begins_at_earliest else None
+        return f"{position}{_PLACED}{self.version}" if position and self.version else position
 
     @property
     def is_settled(self) -> bool:
@@ -186,12 +232,14 @@ class PartCore(SubscriptionCore):
         """As `SubscriptionCore.ended`."""
         if not self.cell:
             return super().ended(error, now=now, jitter=jitter)
+        placed = error.details.get("placement_version", "") if error.reason == "ACCESS_CHANGED" else ""
+        self._heard_of = max(self._heard_of, int(placed) if placed.isdecimal() else 0)
         if self._standing:
-            self._left_in_order = error.reason == "ACCESS_CHANGED" and error.details.get("complete") == "true"
+            self._left_at = self._heard_of if placed and error.details.get("complete") == "true" else 0
         if self._goes_back:
             return 0.0
         if error.reason == NOTHING:
-            self._left_in_order = True  # it has no topic that could have left
+            self._left_at = _ANY  # it has no topic that could have left
             self._backoff.reset()
             self.has_emptied = self.has_emptied or self.empty is None
             self.empty, self.behind = error, False
@@ -245,14 +293,19 @@ class JoinedCore(SubscriptionCore):
 
     # ---- cells ----
 
-    def begin(self, home: str, first: sow_pb2.SubscribeRequest) -> None:
-        """The name of home is known, and empty without a placement. `first`: as for `PartCore.begin`. Raises
-        InvalidArgument where the start does not fit it."""
+    def begin(self, home: str, first: sow_pb2.SubscribeRequest, cells: Iterable[str] = ()) -> None:
+        """The name of home is known, and empty without a placement, and so are those of all cells. `first`: as for
+        `PartCore.begin`. Raises InvalidArgument where the start does not fit it, and ResyncRequired."""
         if not home and self._starts is not None:
             raise invalid("start", "has the bookmarks of cells, and this server has no placement: give the one of it")
         if home and self._request.bookmark:
             raise invalid(
                 "start", "is the bookmark of one cell, and there are several: give the mapping that `bookmark` gives"
+            )
+        if home and (lost := sorted((self._starts or {}).keys() - cells)):
+            raise ResyncRequired(
+                f"start: there is no cell {lost[0]!r} any more: its last changes may be missing",
+                reason="RESYNC_REQUIRED",
             )
         self.home.begin(home, self._start_of(home), first)
 
@@ -276,6 +329,11 @@ class JoinedCore(SubscriptionCore):
                 self._turns.append(part)
                 come.append(part)
         return come
+
+    def probe(self) -> SubscriptionCore:
+        """A subscription that begins now, for the position of a cell."""
+        request = sow_pb2.SubscribeRequest(topic_pattern=self._request.topic_pattern)
+        return SubscriptionCore(request, retry_for=0.0, connect_timeout=self._connect_timeout)
 
     @property
     def is_single(self) -> bool:
@@ -412,10 +470,8 @@ class JoinedCore(SubscriptionCore):
             return self._starts or self._request.bookmark or None
         if self.is_single:
             return self.home.bookmark
-        found = {cell: part.bookmark for cell, part in self.parts.items()}
-        if any(found[cell] is None and not part.begins_at_earliest for cell, part in self.parts.items()):
-            return None
-        return {cell: bookmark for cell, bookmark in found.items() if bookmark is not None} or None
+        found = {cell: part.resumes_at for cell, part in self.parts.items()}
+        return None if None in found.values() else {cell: at for cell, at in found.items() if at} or None
 
     @property
     def covers(self) -> bool:
@@ -435,3 +491,10 @@ class JoinedCore(SubscriptionCore):
 def gone(cell: str) -> SowError:
     """The error of a call in a cell that has left the placement."""
     return SowError(f"the cell {cell} has left the placement", reason=_GONE, details={"cell": cell})
+
+
+def _is_behind(one: str, other: str | None) -> bool:
+    """True if a bookmark is known to be at or before another one."""
+    plain, reached = one.partition(";")[0], (other or "").partition(";")[0]
+    prefix, until = prefix_of(plain), prefix_of(reached)
+    return bool(plain) and prefix == until and int(plain[len(prefix) :]) <= int(reached[len(until) :])

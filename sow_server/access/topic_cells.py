@@ -49,15 +49,16 @@ class TopicCells:
 
     def match(self, topic: str) -> bool:
         """As `have`, for the pattern of the call."""
-        if self._stay:
-            return self._matched.get(topic, False)
-        found = self.have(topic)
+        if self._stay and (found := self._matched.get(topic)) is not None:
+            return found
+        found = self.have(topic)  # also meanwhile: one that is made now would be passed over
         if self.remember:
             self._matched.setdefault(topic, found)  # a reader thread may meet it just before `displaced` looks
         return found
 
     def stay(self) -> None:
-        """To the pattern of the call, topics stay where they were: it hands over what was changed before."""
+        """To the pattern of the call, topics that it has met stay where they were: it hands over what was changed
+        before."""
         self._stay = True
 
     def displaced(self) -> StoreError | None:
@@ -76,7 +77,10 @@ class TopicCells:
                 Reason.ACCESS_CHANGED,
                 "topics of the pattern have come to this cell or left it; call again",
                 retry_after_micros=MICROS // 10,
-                details={"complete": "false" if len(changed) == 2 else "true"},
+                details={
+                    "complete": "false" if len(changed) == 2 else "true",
+                    "placement_version": str(places.placement.version),
+                },
             )
         return None
 

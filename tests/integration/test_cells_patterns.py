@@ -67,6 +67,14 @@ def bookmarks(changes: Subscription) -> Mapping[str, str]:
     return found
 
 
+def taken(changes: Subscription, count: int) -> list[Change]:
+    """The next changes, as many as come."""
+    found: list[Change] = []
+    while len(found) < count and (change := changes.next(5.0)) is not None:
+        found.append(change)
+    return found
+
+
 def told(changes: list[Change]) -> list[tuple[str, str, str, str]]:
     return sorted((change.cell, change.op, change.topic, change.key) for change in changes)
 
@@ -86,7 +94,7 @@ def test_a_pattern_follows_topics_of_all_cells(connect: Connect, cells: TwoCells
         with client.subscribe(topic_pattern=pattern(here, there), start=bookmark) as changes:
             assert told(list(islice(changes, 2))) == [("a", "put", here, "3"), ("b", "put", there, "3")]
         with client.subscribe(topic_pattern=pattern(here, there), start={"b": bookmark["b"]}) as changes:
-            again = told(list(islice(changes, 4)))
+            again = told(taken(changes, 4))
         assert [key for cell, _, _, key in again if cell == "a"] == ["1", "2", "3"], "from the earliest change"
 
 
@@ -273,8 +281,47 @@ def test_a_cell_that_was_lost_and_has_another_placement_is_told(
         with down(cells):
             cells.place(at="a")
             cells.servers["b"].rewrite(cells.servers["a"].placement.read_text())
-        with pytest.raises(ResyncRequired, match="the cell b: it has another placement since it was lost"):
+        with pytest.raises(ResyncRequired, match="the cell b: it has another placement since it was followed last"):
             next(changes)
+
+
+def test_a_program_that_stops_across_a_move_is_told(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
+    here, there = topics
+    with connect(cells.home) as client:
+        with client.subscribe(topic_pattern=pattern(here, there), start=EARLIEST) as changes:
+            assert len(taken(changes, 2)) == 2
+            bookmark = bookmarks(changes)
+        client.publish(here, b"{}", key="unseen")
+        cells.place((here, "b"))
+        with pytest.raises(ResyncRequired, match="the cell a: it has another placement since it was followed last"):
+            next(client.subscribe(topic_pattern=pattern(here, there), start=bookmark))
+        with pytest.raises(ResyncRequired, match="there is no cell 'c' any more"):
+            client.subscribe(topic_pattern=there, start={**bookmark, "c": "0d4c5b7e8f90.17"}).open()
+    cells.place()
+
+
+def test_a_call_that_goes_on_across_a_placement_is_resumed_and_may_break(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The placement of other topics has changed: no topic of the pattern has left."""
+    for module in (aio_joining, blocking_joining):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with connect(cells.home) as client:
+        with client.subscribe(topic_pattern=pattern(*topics)) as changes:
+            cells.place()
+            version = f";p={cells.version}"
+            for number in range(200):
+                for topic in topics:
+                    client.publish(topic, b"{}", key=str(number))
+                assert len(taken(changes, 2)) == 2
+                if all(at.endswith(version) for at in bookmarks(changes).values()):
+                    break
+                changes.next(0.02)
+            after = bookmarks(changes)
+            assert {at.rpartition(";")[2] for at in after.values()} == {version[1:]}
+        with client.subscribe(topic_pattern=pattern(*topics), start=after) as changes:
+            client.publish(topics[1], b"{}", key="last")
+            assert told(taken(changes, 1)) == [("b", "put", topics[1], "last")]
 
 
 @pytest.mark.slow
@@ -284,11 +331,14 @@ def test_a_cell_hands_over_all_that_a_topic_got_before_it_left(connect: Connect,
     with connect(cells.home) as client, cells.direct("a") as a:
         client.create_topic(topic)
         client.create_topic(other)
-        with a.here.subscribe(topic_pattern=pattern(topic, other), batch_size=1) as changes:
+        with a.here.subscribe(topic_pattern=pattern(topic, other, f"{other}-new"), batch_size=1) as changes:
             client.publish_many(topic, [{"text": "x" * 20_000}] * 300, keys=map(str, range(300)))
             cells.place((topic, "b"))
-            taken = [changes.next(5.0) for _ in range(300)]
-            assert [change and change.key for change in taken] == [str(number) for number in range(300)]
+            new = f"{other}-new"
+            client.publish(new, b"{}", key="made meanwhile")
+            found = taken(changes, 301)
+            assert [change.key for change in found if change.topic == topic] == [str(number) for number in range(300)]
+            assert [change.key for change in found if change.topic == new] == ["made meanwhile"]
             client.publish(other, b"{}", key="on")
             assert next(changes).key == "on"
     cells.place()

@@ -130,7 +130,8 @@ class AsyncJoinedSubscription(AsyncSubscription):
                 await self.close()
                 raise
             if parts.found is not None and core.parts is None:
-                parts.join(self._home)
+                with parts.guard:
+                    parts.join(self._home)
             if core.is_single:
                 core.pending = core.home.pending
             core.tell()
@@ -185,7 +186,7 @@ class AioParts:
         if self.found is None:  # it is the first call of home
             found = await self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
-            self._core.begin(name, request)
+            self._core.begin(name, request, found)
             self.found = found
         elif part.placement_is_old:
             await self.look()
@@ -205,6 +206,14 @@ class AioParts:
         for subscription in again:
             await subscription.call_again()
 
+    async def check(self, subscription: AsyncSubscription, part: PartCore) -> None:
+        """A call of a part has begun: its cell had the placement of before."""
+        if self.found is None or (place := self.found.get(part.cell)) is None:
+            return
+        with suppress(SowError):
+            if not part.began(await self._calls.version(self._calls.way_to(place))):
+                await subscription.call_again()
+
     async def look(self) -> None:
         """Asks home for the cells, if it answers."""
         with suppress(SowError):
@@ -218,13 +227,25 @@ class AioParts:
         for _, part, _ in list(self.running):
             if self.found is not None and (place := self.found.get(part.cell)) is not None:
                 with suppress(SowError):
-                    part.saw(await self._calls.version(self._calls.way_to(place)))
+                    way = self._calls.way_to(place)
+                    version = await self._calls.version(way)
+                    if not part.knows(version):
+                        part.saw(version, await self._position(way))
+
+    async def _position(self, way: Way[AsyncTransport]) -> str | None:
+        """That of a cell now."""
+        probe = AsyncSubscription(self._core.probe(), partial(self._calls.open_call, way, None))
+        try:
+            await probe.open()
+            return probe.bookmark
+        finally:
+            await probe.close()
 
     def join(self, home: AsyncSubscription) -> None:
         """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
         assert self.found is not None, "home has named them"
         come, self.joined = self._core.found(self.found), self.found
-        if self._core.is_single:
+        if self._core.is_single or self.is_over:  # `close` may have come from another thread
             return
         for part in come:
             subscription = home if part is self._core.home else AsyncSubscription(part, self.opening(part))
@@ -265,6 +286,8 @@ async def _carry(parts: AioParts, subscription: AsyncSubscription, part: PartCor
     """Keeps the next frame of a cell at hand."""
     try:
         while True:
+            if part.is_new:
+                await parts.check(subscription, part)
             with parts.guard:
                 while length_hint(part.pending) and not parts.is_over:
                     await parts.changed.wait()

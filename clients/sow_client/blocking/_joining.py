@@ -131,7 +131,8 @@ class JoinedSubscription(Subscription):
                 self.close()
                 raise
             if parts.found is not None and core.parts is None:
-                parts.join(self._home)
+                with parts.guard:
+                    parts.join(self._home)
             if core.is_single:
                 core.pending = core.home.pending
             core.tell()
@@ -186,7 +187,7 @@ class Parts:
         if self.found is None:  # it is the first call of home
             found = self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
-            self._core.begin(name, request)
+            self._core.begin(name, request, found)
             self.found = found
         elif part.placement_is_old:
             self.look()
@@ -206,6 +207,14 @@ class Parts:
         for subscription in again:
             subscription.call_again()
 
+    def check(self, subscription: Subscription, part: PartCore) -> None:
+        """A call of a part has begun: its cell had the placement of before."""
+        if self.found is None or (place := self.found.get(part.cell)) is None:
+            return
+        with suppress(SowError):
+            if not part.began(self._calls.version(self._calls.way_to(place))):
+                subscription.call_again()
+
     def look(self) -> None:
         """Asks home for the cells, if it answers."""
         with suppress(SowError):
@@ -219,13 +228,25 @@ class Parts:
         for _, part, _ in list(self.running):
             if self.found is not None and (place := self.found.get(part.cell)) is not None:
                 with suppress(SowError):
-                    part.saw(self._calls.version(self._calls.way_to(place)))
+                    way = self._calls.way_to(place)
+                    version = self._calls.version(way)
+                    if not part.knows(version):
+                        part.saw(version, self._position(way))
+
+    def _position(self, way: Way[Transport]) -> str | None:
+        """That of a cell now."""
+        probe = Subscription(self._core.probe(), partial(self._calls.open_call, way, None))
+        try:
+            probe.open()
+            return probe.bookmark
+        finally:
+            probe.close()
 
     def join(self, home: Subscription) -> None:
         """Each cell that has come gets a part. Without a placement there is that of home, which needs no worker."""
         assert self.found is not None, "home has named them"
         come, self.joined = self._core.found(self.found), self.found
-        if self._core.is_single:
+        if self._core.is_single or self.is_over:  # `close` may have come from another thread
             return
         for part in come:
             subscription = home if part is self._core.home else Subscription(part, self.opening(part))
@@ -266,6 +287,8 @@ def _carry(parts: Parts, subscription: Subscription, part: PartCore) -> None:
     """Keeps the next frame of a cell at hand."""
     try:
         while True:
+            if part.is_new:
+                parts.check(subscription, part)
             with parts.guard:
                 while length_hint(part.pending) and not parts.is_over:
                     parts.changed.wait()

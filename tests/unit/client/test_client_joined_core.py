@@ -12,12 +12,11 @@ from operator import length_hint
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Change, NotFound, SowError, Unavailable
+from sow_client import Change, NotFound, ResyncRequired, SowError, Unavailable
 from sow_client._joined_core import JoinedCore, PartCore
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
 
 NOTHING = NotFound("no topic matches", reason="PATTERN_MATCHES_NOTHING")
-MOVED = Unavailable("topics have come or gone", reason="ACCESS_CHANGED", details={"complete": "true"})
 CUT = Unavailable("the connection broke", reason="UNREACHABLE")
 
 
@@ -59,14 +58,18 @@ class Cell:
                 at = sequence
                 yield next(journal.changes(sequence - 1, sequence))
                 if self.leaves_at == 0:
-                    raise MOVED
+                    raise self.moved()
             at = last
             yield journal.progress(at)
             if self.leaves_at is not None and at >= self.leaves_at:
-                raise MOVED
+                raise self.moved()
             while journal.last == at and self.leaves_at is None:
                 yield None
-        raise MOVED
+        raise self.moved()
+
+    def moved(self) -> SowError:
+        details = {"complete": "true", "placement_version": str(self.version)}
+        return Unavailable("topics have come or gone", reason="ACCESS_CHANGED", details=details)
 
     def entries(self, after: int, upto: int) -> Iterator[tuple[int, Entry]]:
         for commit in self.journal.commits:
@@ -85,7 +88,8 @@ class World:
         self.published: list[tuple[str, str]] = []
         self.told: list[tuple[str, str]] = []
         self.shown: dict[str, dict[str, bytes]] = {}
-        self.ends = 0
+        self.ends = self.restarts = 0
+        self.sow = sow
         request = sow_pb2.SubscribeRequest(topic_pattern=".*", sow=sow, earliest=not sow)
         self.core = JoinedCore(request, None, retry_for=30.0, connect_timeout=5.0)
         self.core.begin("a", request)
@@ -149,6 +153,24 @@ class World:
             cell.call = None
             part.ended(CUT, now=0.0, jitter=0.5)
 
+    def restart(self) -> None:
+        """The program goes on in another process, from its bookmarks, unless that would raise ResyncRequired."""
+        starts = self.core.bookmarks
+        if self.sow or not isinstance(starts, dict):
+            return
+        if any(int(at.rpartition(";p=")[2]) != self.cells[cell].version for cell, at in starts.items()):
+            return
+        for cell in self.cells.values():
+            if cell.leaves_at is not None:
+                return  # its version is about to be another one for the next call
+        self.restarts += 1
+        request = sow_pb2.SubscribeRequest(topic_pattern=".*")
+        self.core = JoinedCore(request, starts, retry_for=30.0, connect_timeout=5.0)
+        self.core.begin("a", request, self.cells)
+        self.core.found(["a", "b"])
+        for cell in self.cells.values():
+            cell.call = None
+
     def take(self) -> None:
         for change in self.core.pending:
             self._told(change)
@@ -181,6 +203,8 @@ def test_nothing_is_lost_and_the_last_state_comes_last(seed: int, number: int, s
         world.draw.choice(steps)()
         if world.draw.random() < 0.02:
             world.move()
+        if world.draw.random() < 0.1:
+            world.restart()
     world.publish()
     world.settle()
     last = {topic: {"k": value.encode()} for topic, value in world.published}
@@ -193,3 +217,91 @@ def test_nothing_is_lost_and_the_last_state_comes_last(seed: int, number: int, s
         for topic in "ab":
             values = [int(value.strip('"')) for name, value in still if name == topic]
             assert values[-1] == max(values)
+
+
+def test_a_program_that_stops_across_a_move_is_told() -> None:
+    """Its bookmarks have the placement of each cell: what a topic got before it left would be missing."""
+    world = World(random.Random(1), sow=False)
+    for _ in range(20):
+        world.publish()
+        world.settle()
+    starts = world.core.bookmarks
+    assert isinstance(starts, dict)
+    assert starts["a"].endswith(";p=1")
+    world.publish()
+    world.move()
+    resumed = JoinedCore(sow_pb2.SubscribeRequest(topic_pattern=".*"), starts, retry_for=30.0, connect_timeout=5.0)
+    resumed.begin("a", sow_pb2.SubscribeRequest(), world.cells)
+    assert resumed.home.request(now=0.0).bookmark == starts["a"].removesuffix(";p=1")
+    with pytest.raises(ResyncRequired, match="it has another placement"):
+        resumed.home.placed(2, sow_pb2.SubscribeRequest())
+    with pytest.raises(ResyncRequired, match="there is no cell 'b' any more"):
+        resumed.begin("a", sow_pb2.SubscribeRequest(), ["a"])
+
+
+def part_at(version: int, journal: Journal) -> PartCore:
+    """A part of the cell a whose call has begun with a placement, after 5."""
+    request = sow_pb2.SubscribeRequest(topic_pattern=".*")
+    core = JoinedCore(request, {"a": journal.bookmark(5)}, retry_for=30.0, connect_timeout=5.0)
+    core.begin("a", request, ["a"])
+    core.home.placed(version, core.home.request(now=0.0))
+    core.home.feed(journal.progress(5))
+    return core.home
+
+
+def test_a_cell_that_left_in_order_may_leave_again_before_the_next_call() -> None:
+    """The call has ended with version 2, and the next one comes with version 3: what left with 3 may be missing."""
+    ended = {"complete": "true", "placement_version": "2"}
+    for version in (2, 3):
+        part = part_at(1, Journal())
+        part.ended(Unavailable("left", reason="ACCESS_CHANGED", details=ended), now=0.0, jitter=0.5)
+        request = part.request(now=0.0)
+        if version == 2:
+            assert part.placed(1, request), "the cell names it a little later than it ends calls"
+            assert part.version == 2
+        else:
+            with pytest.raises(ResyncRequired, match="it has another placement"):
+                part.placed(version, request)
+
+
+def test_a_call_that_goes_on_knows_a_placement_once_it_is_behind_its_begin() -> None:
+    """A slow program may still have changes to come of a topic that has left."""
+    journal = Journal()
+    part = part_at(1, journal)
+    assert not part.knows(2)
+    part.saw(2, journal.bookmark(9))
+    assert part.knows(2)
+    assert part.version == 1, "it is behind"
+    part.feed(journal.progress(9))
+    assert part.knows(2)
+    assert part.version == 2
+
+
+def test_bookmarks_lead_back_to_before_changes_that_came_too_early() -> None:
+    """b has shown the topic before a was through with it: the last state is to come last in a resumed one, too."""
+    world = World(random.Random(1), sow=False)
+    core, (a, b) = world.core, (world.cells["a"], world.cells["b"])
+    assert core.parts is not None
+    for version, cell in ((2, b), (1, a)):
+        part = core.parts[cell.name]
+        cell.journal.commit(put("k", cell.name, topic="moving"))
+        part.placed(version, part.request(now=0.0))
+        part.feed(cell.journal.progress(0))
+        part.feed(next(cell.journal.changes(0, 1)))
+        world.take()
+        world.take()
+    assert [value for _, value in world.told] == ['"b"', '"a"']
+    assert core.bookmarks == {"a": a.journal.bookmark(1) + ";p=1"}, "b has begun with its earliest change"
+
+
+def test_a_placement_that_comes_with_the_begin_of_a_call_is_told() -> None:
+    """The cell was asked before, and the call may have begun with the new one: topics that have left are not in it."""
+    part = part_at(1, Journal())
+    assert part.began(1)
+    assert not part.is_new
+    part.ended(CUT, now=0.0, jitter=0.5)
+    part.placed(1, part.request(now=0.0))
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    assert not part.began(2)
+    with pytest.raises(ResyncRequired, match="it has another placement"):
+        part.placed(2, part.request(now=0.0))

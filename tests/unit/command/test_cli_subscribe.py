@@ -297,6 +297,18 @@ def test_a_pattern_that_no_topic_matches_waits_for_one(client: FakeClient, monke
     assert client.arguments_of("subscribe")["start"] == "earliest"
 
 
+def test_the_wait_for_a_topic_ends_with_its_time(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for ever while no topic matched."""
+
+    def refused(*_: object, **__: object) -> object:
+        raise NotFound("topic_pattern: no topic matches", reason="PATTERN_MATCHES_NOTHING")
+
+    monkeypatch.setattr(client, "subscribe", refused)
+    result = run(client, "eu-.*", "--pattern", "--for", "50ms")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0] == "no topic matches eu-.* yet: waiting for one"
+
+
 # ---- how it ends ----
 
 
