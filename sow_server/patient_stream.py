@@ -3,11 +3,14 @@
 [1]  A line that cannot be written at once waits in memory, in order. Beyond a bound, lines are dropped and counted.
 [2]  As soon as somebody reads again, what waits is written, and the number of the dropped lines is told.
 [3]  The end of the process waits for a second for the reader.
+[4]  No thread waits for another one here. A line may come while one is written, also in the same thread: from a
+     finalizer that logs, such as that of a task whose exception nobody took. It joins those that wait.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import select
 import threading
@@ -28,14 +31,18 @@ class PatientStream:
         """`stream`: one with a descriptor. `tell` is called with the number of lines that were dropped; it may write
         here."""
         self._stream = stream
-        self._descriptor = stream.fileno()
+        self._descriptor = _unblocked(stream.fileno())
         self._tell = tell
-        self._lock = threading.Lock()
         self._waiting: deque[bytes] = deque()
-        self._size = 0
+        # No call stands between the reading and the writing of these numbers: so none gets lost.
+        self._taken = 0
+        self._written = 0
         self._dropped = 0
+        self._writing = threading.Lock()
+        """That of the thread that writes. Nobody waits for it ([4])."""
+        self._draining = threading.Lock()
+        """Held as long as a thread waits for the reader."""
         self._ready = self._poll()
-        self._drainer: threading.Thread | None = None
         atexit.register(self._end)
 
     def isatty(self) -> bool:
@@ -45,17 +52,18 @@ class PatientStream:
     def write(self, text: str) -> int:
         """Writes one or more whole lines, now or later."""
         data = text.encode(errors="backslashreplace")
-        with self._lock:
-            if self._size + len(data) > BYTES_MAX and self._waiting:
-                self._dropped += 1
-            else:
-                self._waiting.append(data)
-                self._size += len(data)
-            dropped = self._drain(self._ready)
-            if self._waiting and self._drainer is None:
-                self._drainer = threading.Thread(target=self._drain_later, name="log", daemon=True)
-                self._drainer.start()
-        self._tell_dropped(dropped)
+        size = len(data)
+        if self._taken - self._written + size > BYTES_MAX and self._waiting:
+            self._dropped += 1
+        else:
+            self._taken += size
+            self._waiting.append(data)
+        self._drain(self._ready)
+        if self._waiting and self._draining.acquire(blocking=False):
+            try:
+                threading.Thread(target=self._drain_later, name="log", daemon=True).start()
+            except RuntimeError:  # too many threads: the next line tries it again
+                self._draining.release()
         return len(text)
 
     def flush(self) -> None:
@@ -66,47 +74,61 @@ class PatientStream:
         ready.register(self._descriptor, select.POLLOUT)
         return ready
 
-    def _drain(self, ready: select.poll) -> int:
-        """Writes what can be written; returns how many lines are to be told as dropped."""
+    def _drain(self, ready: select.poll) -> None:
+        """Writes what can be written, unless another does, and tells the lines that were dropped once none waits."""
+        can_write = True
+        # Again after the release: a line may have come that left it to this thread.
+        while can_write and self._waiting and self._writing.acquire(blocking=False):
+            try:
+                can_write = self._write_waiting(ready)
+            finally:
+                self._writing.release()
+        if self._dropped and not self._waiting:
+            dropped, self._dropped = self._dropped, 0
+            self._tell(dropped)
+
+    def _write_waiting(self, ready: select.poll) -> bool:
+        """Writes what can be written; returns True if that is all."""
         while self._waiting:
             if not ready.poll(0):
-                return 0
+                return False
+            first = self._waiting[0]
             try:
                 # So much goes into a pipe without waiting, if it is ready.
-                written = os.write(self._descriptor, self._waiting[0][: select.PIPE_BUF])
+                written = os.write(self._descriptor, first[: select.PIPE_BUF])
             except BlockingIOError:
-                return 0
+                return False
             except OSError:  # the reader has gone, or the disk is full: nothing can be done
-                written = len(self._waiting[0])
-            self._size -= written
-            if written < len(self._waiting[0]):
-                self._waiting[0] = self._waiting[0][written:]
+                written = len(first)
+            self._written += written
+            if written < len(first):
+                self._waiting[0] = first[written:]
             else:
                 self._waiting.popleft()
-        dropped, self._dropped = self._dropped, 0
-        return dropped
+        return True
 
     def _drain_later(self) -> None:
         ready = self._poll()
-        while True:
-            ready.poll()
-            with self._lock:
-                dropped = self._drain(ready)
-                if not self._waiting:
-                    self._drainer = None
-            # Without the lock: a thread that logs has that of its handler, and waits for this one.
-            self._tell_dropped(dropped)
-            if self._drainer is not threading.current_thread():
-                return
-
-    def _tell_dropped(self, dropped: int) -> None:
-        if dropped:
-            self._tell(dropped)
+        mine = True
+        while mine:
+            while self._waiting:
+                ready.poll()
+                self._drain(ready)
+            self._draining.release()
+            mine = bool(self._waiting) and self._draining.acquire(blocking=False)
 
     def _end(self) -> None:
         end = time.monotonic() + LAST_SECONDS
         ready = self._poll()
         while self._waiting and (left := end - time.monotonic()) > 0:
             ready.poll(left * 1000)
-            with self._lock:
-                self._drain(ready)
+            self._drain(ready)
+
+
+def _unblocked(descriptor: int) -> int:
+    """For a terminal, a descriptor that never blocks: it takes any part of a line. Others that use the terminal keep
+    what they have."""
+    if os.isatty(descriptor):
+        with contextlib.suppress(OSError):  # of another user
+            return os.open(f"/dev/fd/{descriptor}", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    return descriptor

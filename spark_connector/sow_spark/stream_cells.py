@@ -60,7 +60,7 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._home = InstanceInUse(reading.connecting, reading.named)
         self._cells: Mapping[str, Connecting] = {}
         self._readers: dict[str, tuple[Connecting, ChangesReader]] = {}
-        self._only: frozenset[str] | None = None  # the cells of an AvailableNow
+        self._only: frozenset[str] | None = None  # the cells with an end for AvailableNow
         self._initial: Offset | None = None
         self._last: Offset | None = None
 
@@ -180,7 +180,11 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends: dict[str, Offset] = {}
         for cell in starts.keys() - self._cells.keys():
             self._tell_gone(cell, starts[cell], f"the cell {cell} is not in the placement any more")
-        cells = [cell for cell in self._cells if self._only is None or cell in self._only]
+        if self._only is not None:
+            # Those that have topics only since then: their end is the present head. One without any is a loss [2].
+            late = starts.keys() & (self._cells.keys() - self._only)
+            self._only = self._only.union(cell for cell in late if _if_any(self._reader(cell).set_target))
+        cells = [cell for cell in self._cells if self._only is None or cell in self._only or cell in starts]
         for number, cell in enumerate(cells):
             reader, left = self._reader(cell), len(cells) - number
             if cell not in starts:
@@ -198,8 +202,6 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 bound and max(1, bound - used) for bound, used in zip((entries, size), reader.planned, strict=True)
             ]
         self._check_found()
-        for cell in starts.keys() & (self._cells.keys() - ends.keys()):
-            ends[cell] = starts[cell]  # it came while an AvailableNow runs
         return Offset(cells=ends)
 
     def _tell_gone(self, cell: str, start: Offset, why: str) -> None:

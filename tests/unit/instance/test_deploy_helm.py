@@ -183,6 +183,9 @@ def test_each_cell_is_a_set_of_pods_and_all_have_one_placement(tmp_path: Path, r
     assert not files
     (policy,) = [found["spec"] for (kind, _), found in by_name.items() if kind == "NetworkPolicy"]
     assert {"port": 7450} in policy["egress"][0]["ports"], "cells ask each other for their placement"
+    assert by_name["Service", "prod-sow"]["spec"]["selector"] == sets["prod-sow-cell-1"]["selector"]["matchLabels"], (
+        "a client has one cell as its home"
+    )
 
 
 @needs_helm

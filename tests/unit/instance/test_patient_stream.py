@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import threading
 from collections.abc import Iterator
 
@@ -81,3 +82,60 @@ def test_a_reader_that_has_gone_stops_nothing(pipe: Pipe) -> None:
     for number in range(3):
         pipe.stream.write(f"{number}\n")
     pipe.reads = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_a_line_that_comes_while_one_is_written_waits_for_no_lock(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection may run then, and a finalizer logs. It waited for its own thread for ever."""
+    write = os.write
+    from_finalizer = ["of a finalizer\n"]
+
+    def collecting(descriptor: int, data: bytes) -> int:
+        while from_finalizer:
+            pipe.stream.write(from_finalizer.pop())
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", collecting)
+    writer = threading.Thread(target=pipe.stream.write, args=["one\n"], daemon=True)
+    writer.start()
+    writer.join(10)
+    assert not writer.is_alive()
+    assert pipe.read_until("of a finalizer") == ["one", "of a finalizer"]
+
+
+def test_no_line_is_lost_between_threads_and_a_slow_reader(pipe: Pipe) -> None:
+    def write(name: int) -> None:
+        for number in range(500):
+            pipe.stream.write(f"{name} {number} {'x' * 300}\n")
+
+    writers = [threading.Thread(target=write, args=[name]) for name in range(3)]
+    for writer in writers:
+        writer.start()
+    text = ""
+    while text.count("\n") < 1500:
+        text += os.read(pipe.reads, 1000).decode()
+    for name in range(3):
+        found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
+        assert found == [str(number) for number in range(500)]
+
+
+def test_a_terminal_that_nobody_reads_holds_nobody_up() -> None:
+    """It says that it takes some bytes, and a longer line stopped the server."""
+    reads, writes = pty.openpty()
+    terminal = os.fdopen(writes, "w")
+    stream = PatientStream(terminal, lambda _dropped: None)
+    lines = [f"{number} {'x' * 3_000}" for number in range(30)]
+
+    def write() -> None:
+        for line in lines:
+            stream.write(f"{line}\n")
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    writer.join(10)
+    assert not writer.is_alive()
+    text = ""
+    while text.count("\n") < len(lines):
+        text += os.read(reads, 2**16).decode()
+    assert text.splitlines() == lines
+    os.close(reads)
+    terminal.close()
