@@ -10,7 +10,7 @@ import click
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display
-from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, is_unanswered
+from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, Refused, is_unanswered
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, SowError
@@ -55,7 +55,8 @@ def list_cells(session: Session, output: Output) -> None:
     if output.is_table and found.cell:
         note(f"this server is of the cell {found.cell}; the placement has version {found.version}")
         if found.strays:
-            note(f"{display.counted(len(found.strays), 'topic')} here live elsewhere: sow doctor")
+            live = "lives" if len(found.strays) == 1 else "live"
+            note(f"{display.counted(len(found.strays), 'topic')} here {live} elsewhere: sow doctor")
 
 
 def _rows(found: Placement) -> Iterator[Sequence[Fact]]:
@@ -296,8 +297,24 @@ def move(
         raise click.UsageError("--accept-loss goes with --abort")
     files = LinkFiles(link_ca, link_certificate, link_key, link_token_file)
     before, after = (parse_micros(text) / 1_000_000 for text in (links_before, links_for))
-    with Mover(session, tuple(dict.fromkeys(topics)), cell, note, files, keep, before, after) as mover:
-        done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
+    steps: list[str] = []
+
+    def tell(step: str) -> None:
+        steps.append(step)
+        note(step)
+
+    try:
+        with Mover(session, tuple(dict.fromkeys(topics)), cell, tell, files, keep, before, after) as mover:
+            done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
+    except (SowError, Refused, KeyboardInterrupt):
+        if steps:  # else nothing has changed
+            undo = "" if abort else "; until the switch, --abort undoes it"
+            note(f"ended in the middle: run the same command again{undo}")
+        raise
+    if abort and not steps:
+        note(f"nothing to undo: no move of {', '.join(done.topics)} to the cell {cell} is under way")
+    if done.kept and not keep:
+        note("copies are left: sow doctor says which ones are newer")
     output.one(
         [
             Fact("topics", list(done.topics), display.safe(", ".join(done.topics))),
