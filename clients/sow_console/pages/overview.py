@@ -39,7 +39,11 @@ DISK_FREE_SHARE_MIN: Final = 0.1
 """Less free space, in bytes or as a share of the disk, is an alarm."""
 LINE_POINTS: Final = 120
 """The points of the small lines of the rates."""
-_TROUBLE: Final[Mapping[str, str]] = {"DIFFERS": "has another placement", "UNREACHABLE": "is not reachable"}
+_TROUBLE: Final[Mapping[str, str]] = {
+    "DIFFERS": "has another placement",
+    "UNREACHABLE": "is not reachable",
+    "STRAYS": "has topics of this one",
+}
 EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
 """Expiry that is further behind is an alarm."""
 
