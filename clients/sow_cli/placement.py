@@ -20,7 +20,7 @@ T = TypeVar("T")
 _WAITS_SECONDS: Final = 3.0
 """How long the other servers of a placement may take to be reached."""
 _ASKED_AT_A_TIME: Final = 16
-_NAMES = ("cell", "servers", "state", "since", "topics", "message")
+_NAMES = ("cell", "servers", "state", "since", "topics", "default", "message")
 NO_CELLS = "this server has no placement: all topics live here"
 
 
@@ -37,7 +37,7 @@ def list_cells(session: Session, output: Output) -> None:
 
     State and patterns need the action observe. `differs` is a cell with another placement, or with none; `unreachable`
     one of which no address answers; `strays` one that has topics of this one. The server asks every 10 s, and sooner
-    while there is trouble.
+    while there is trouble. In JSON and CSV `default` marks the cell of all topics that no pattern names.
 
     \b
     Example:
@@ -70,6 +70,7 @@ def _rows(found: Placement) -> Iterator[Sequence[Fact]]:
             Fact("servers", list(servers), ", ".join(servers)),
             *_state(problem, asked=bool(found.default)),
             Fact("topics", topics, display.safe(", ".join(shown))),
+            Fact("default", found.default == cell if found.default else None, "", in_lists=False),
             Fact("message", None if problem is None else problem.message, _message(problem)),
         ]
 

@@ -163,6 +163,7 @@ def test_the_command_shows_cells(together: Together) -> None:
     listed = sow(address, "cells", "list")
     assert [(one["cell"], one["topics"]) for one in listed] == [("a", []), ("b", [r"eu\..*", "eu"]), ("c", ["us"])]
     assert listed[0]["servers"] == together.addresses["a"]
+    assert [one["default"] for one in listed] == [True, False, False]
     (where,) = sow(address, "cells", "where", "eu.x")
     assert (where["cell"], where["here"]) == ("b", False)
     (again,) = sow(address, "cells", "reload")
