@@ -57,7 +57,11 @@ class Live:
     """The records of a family, kept up to date: a view of each cell, as a key is in one cell alone."""
 
     def __init__(self, family: Family) -> None:
-        cells = family.client.cells()
+        cells = {
+            name: cell
+            for name, cell in family.client.cells().items()
+            if any(topic.name in family.topics for topic in cell.topics())  # else there is nothing to follow
+        }
         self.views = {name: View() for name in cells}
         self._streams = {
             name: cell.sow_and_subscribe(topic_pattern=family.pattern, oof=True) for name, cell in cells.items()

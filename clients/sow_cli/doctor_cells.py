@@ -29,7 +29,7 @@ def judged_cells(found: Placement, session: Session, addresses: Mapping[str, str
             said = f"the cell {problem.cell} has topics of this one {since}: {problem.message}"
             servers = addresses.get(problem.cell)  # rule C11: a person would send a token where the advice says
             there = "" if servers is None else f": {replace(session, server=servers).command} doctor"
-            yield Finding("cells", "warning", said, f"ask it which copy is newer{there}")
+            yield Finding("cells", "warning", said, f"its checks say which copy is newer{there}")
         else:
             said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
             yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
@@ -76,12 +76,14 @@ def stray_finding(stray: Stray, other: Stray | str | None, cell: str, command: s
     """Checks which copy of a topic is newer: the one that is left in a cell, or that of the cell it is placed in.
     `command`: the beginning of a command to the server that has the former."""
     begin = f"the topic {stray.topic} lives in the cell {stray.cell}, and {display.counted(stray.records, 'record')} "
-    begin += f"of it are left in {cell}"
-    delete = f"{command} topic delete {shlex.quote(stray.topic)} --here"
+    begin += f"of it {'is' if stray.records == 1 else 'are'} left in {cell}"
+    name = shlex.quote(stray.topic)
+    delete = f"{command} topic delete {name} --here"
     if isinstance(other, str):
         return Finding("cells", "warning", f"{begin}; {stray.cell} does not say what it has ({other})", "ask it later")
     if other is None:
-        advice = "if the copy here is wanted, correct the placement, or copy the topic there"
+        back = f"place it in {cell} again, with a higher version, then {command} cells move {name} --to {stray.cell}"
+        advice = f"if the copy here is wanted: {back}; if not: {delete}"
         return Finding("cells", "fault", f"{begin}; {stray.cell} has no such topic", advice)
     if stray.last_change is None or other.last_change is None:
         advice = f"compare the two; if the one here is not wanted: {delete}"
@@ -91,4 +93,5 @@ def stray_finding(stray: Stray, other: Stray | str | None, cell: str, command: s
     if stray.last_change > other.last_change:
         advice = "changes may be missing there: compare the two before you delete one"
         return Finding("cells", "fault", f"{begin}; the copy here is newer ({times})", advice)
-    return Finding("cells", "warning", f"{begin}; the copy there is newer ({times})", delete)
+    advice = f"if no sow cells move of it is under way: {delete}"
+    return Finding("cells", "warning", f"{begin}; the copy there is newer ({times})", advice)

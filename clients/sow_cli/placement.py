@@ -10,7 +10,7 @@ import click
 
 from sow.durations import parse_micros
 from sow_cli import arguments, display
-from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, is_unanswered
+from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, Refused, is_unanswered
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, SowError
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _WAITS_SECONDS: Final = 3.0
 """How long the other servers of a placement may take to be reached."""
 _ASKED_AT_A_TIME: Final = 16
-_NAMES = ("cell", "servers", "state", "since", "topics", "message")
+_NAMES = ("cell", "servers", "state", "since", "topics", "default", "message")
 NO_CELLS = "this server has no placement: all topics live here"
 
 
@@ -38,7 +38,7 @@ def list_cells(session: Session, output: Output) -> None:
 
     State and patterns need the action observe. `differs` is a cell with another placement, or with none; `unreachable`
     one of which no address answers; `strays` one that has topics of this one. The server asks every 10 s, and sooner
-    while there is trouble.
+    while there is trouble. In JSON and CSV `default` marks the cell of all topics that no pattern names.
 
     \b
     Example:
@@ -56,7 +56,8 @@ def list_cells(session: Session, output: Output) -> None:
     if output.is_table and found.cell:
         note(f"this server is of the cell {found.cell}; the placement has version {found.version}")
         if found.strays:
-            note(f"{display.counted(len(found.strays), 'topic')} here live elsewhere: sow doctor")
+            live = "lives" if len(found.strays) == 1 else "live"
+            note(f"{display.counted(len(found.strays), 'topic')} here {live} elsewhere: sow doctor")
 
 
 def _rows(found: Placement) -> Iterator[Sequence[Fact]]:
@@ -70,6 +71,7 @@ def _rows(found: Placement) -> Iterator[Sequence[Fact]]:
             Fact("servers", list(servers), ", ".join(servers)),
             *_state(problem, asked=bool(found.default)),
             Fact("topics", topics, display.safe(", ".join(shown))),
+            Fact("default", found.default == cell if found.default else None, "", in_lists=False),
             Fact("message", None if problem is None else problem.message, _message(problem)),
         ]
 
@@ -299,8 +301,24 @@ def move(
         raise click.UsageError("--accept-loss goes with --abort")
     files = LinkFiles(link_ca, link_certificate, link_key, link_token_file)
     before, after = (parse_micros(text) / 1_000_000 for text in (links_before, links_for))
-    with Mover(session, tuple(dict.fromkeys(topics)), cell, note, files, keep, before, after) as mover:
-        done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
+    steps: list[str] = []
+
+    def tell(step: str) -> None:
+        steps.append(step)
+        note(step)
+
+    try:
+        with Mover(session, tuple(dict.fromkeys(topics)), cell, tell, files, keep, before, after) as mover:
+            done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
+    except (SowError, Refused, KeyboardInterrupt):
+        if steps:  # else nothing has changed
+            undo = "" if abort else "; until the switch, --abort undoes it"
+            note(f"ended in the middle: run the same command again{undo}")
+        raise
+    if abort and not steps:
+        note(f"nothing to undo: no move of {', '.join(done.topics)} to the cell {cell} is under way")
+    if done.kept and not keep:
+        note("copies are left: sow doctor says which ones are newer")
     output.one(
         [
             Fact("topics", list(done.topics), display.safe(", ".join(done.topics))),

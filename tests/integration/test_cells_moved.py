@@ -18,7 +18,7 @@ from sow_cli import command
 from sow_cli.exits import Refused
 from sow_cli.moving import Moved, Mover, moved_text
 from sow_cli.session import Session, connect
-from sow_client import EARLIEST, Client, SowError
+from sow_client import EARLIEST, Client, SowError, Unavailable
 from tests.support.servers.cells import CellServer, MovingCells, placement
 from tests.support.servers.server import free_port, until
 
@@ -269,6 +269,9 @@ def test_a_move_is_undone_before_it_has_switched(cells: MovingCells) -> None:
         assert placed.copy is None
         assert direct.replication_status().outgoing == ()
         assert cells.keys("a", topic) == ["1"]
+        shown = CliRunner().invoke(command.sow, ["--server", cells.home, "cells", "move", topic, "--to=b", "--abort"])
+        assert shown.exit_code == 0
+        assert f"nothing to undo: no move of {topic} to the cell b is under way" in shown.stderr
         move(cells, topic, "--to", "b")
         assert cells.keys("b", topic) == ["1"]
 
@@ -343,6 +346,27 @@ def test_an_abort_leaves_the_moves_of_other_topics_alone(cells: MovingCells) -> 
         assert direct.placement().prepared is not None
     move(cells, topic, "--to", "b", "--abort")
     assert cells.keys("a", topic) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(Unavailable("Stream removed", reason="UNREACHABLE"), 3), (Refused("too much"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_a_move_that_ends_in_the_middle_says_how_to_go_on(
+    cells: MovingCells, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    """Story: a server was killed, and the command said `UNREACHABLE: Stream removed`; after Ctrl-C it said nothing."""
+    topic = made(cells)
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Mover, "_switch", fails)
+        told = move(cells, topic, "--to", "b", code=code)["error"]
+    assert "ended in the middle: run the same command again; until the switch, --abort undoes it" in told
+    assert "in the middle" not in move(cells, topic, "--to", "c", code=1)["error"], "nothing has changed there"
+    move(cells, topic, "--to", "b", "--abort")
 
 
 def test_a_copy_that_the_other_cell_may_lack_is_never_deleted(cells: MovingCells) -> None:

@@ -105,18 +105,19 @@ def test_a_topic_moves_with_the_placement_and_its_old_copy_is_told(together: Tog
     assert (placed.topic_cell, [stray.topic for stray in placed.strays]) == ("b", ["moved"])
     findings = doctor(together, "a")
     assert len(findings) == 1
-    assert "the topic moved lives in the cell b, and 1 record of it are left in a" in findings[0]["found"]
+    assert "the topic moved lives in the cell b, and 1 record of it is left in a" in findings[0]["found"]
     assert "the copy there is newer" in findings[0]["found"]
     server = together.addresses["a"][0]
-    assert findings[0]["advice"] == f"sow --server {server} topic delete moved --here"
+    delete = f"if no sow cells move of it is under way: sow --server {server} topic delete moved --here"
+    assert findings[0]["advice"] == delete
     until(lambda: together.problems("b") == {"a": "STRAYS"}, 30, "b hears that a has a topic of it")
     (problem,) = new.placement().problems
     assert problem.message == f"{server} has 1 topic that lives in b, the cell of this server"
     assert together.problems("c") == {}, "it is no matter of a third cell"
     (told,) = doctor(together, "a", asked="b")
-    assert told["advice"] == f"sow --server {server} topic delete moved --here"
+    assert told["advice"] == delete
     (told,) = doctor(together, "b")
-    assert told["advice"] == f"ask it which copy is newer: sow --server {server} doctor"
+    assert told["advice"] == f"its checks say which copy is newer: sow --server {server} doctor"
 
     (status,) = sow(together.addresses["a"][0], "status", "--here")
     assert (status["cell"], status["stray_topics"]) == ("a", 1)
@@ -162,6 +163,7 @@ def test_the_command_shows_cells(together: Together) -> None:
     listed = sow(address, "cells", "list")
     assert [(one["cell"], one["topics"]) for one in listed] == [("a", []), ("b", [r"eu\..*", "eu"]), ("c", ["us"])]
     assert listed[0]["servers"] == together.addresses["a"]
+    assert [one["default"] for one in listed] == [True, False, False]
     (where,) = sow(address, "cells", "where", "eu.x")
     assert (where["cell"], where["here"]) == ("b", False)
     (again,) = sow(address, "cells", "reload")

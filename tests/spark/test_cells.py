@@ -477,6 +477,18 @@ def test_a_program_uses_a_family_over_cells(odd_in_b: TwoCells, capsys: pytest.C
             assert keys == {key for key in numbers if flights.of(key) == topic}
 
 
+def test_a_family_is_followed_where_a_cell_has_none_of_it(odd_in_b: TwoCells) -> None:
+    """Story: whoever had placed no topic of the family got PATTERN_MATCHES_NOTHING of the empty cell."""
+    with Client(odd_in_b.home) as client:
+        orders = family.Family(client, "all_in_a", 2)
+        for topic in orders.topics:
+            client.create_topic(topic, key=["/id"])
+            client.publish(topic, {"id": topic})
+        with family.Live(orders) as live:
+            assert [*live.views] == ["a"]
+            until(lambda: len(live) == 2, 10, "the records")
+
+
 @pytest.mark.long
 def test_spark_reads_and_writes_a_family_over_cells(
     spark: SparkSession, odd_in_b: TwoCells, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -44,7 +44,7 @@ LINE_POINTS: Final = 120
 _TROUBLE: Final[Mapping[CellTrouble, str]] = {
     "DIFFERS": "has another placement",
     "UNREACHABLE": "is not reachable",
-    "STRAYS": "has topics of another cell",
+    "STRAYS": "has topics of this one",
 }
 EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
 """Expiry that is further behind is an alarm."""
