@@ -26,9 +26,10 @@ def judged_cells(found: Placement, session: Session, addresses: Mapping[str, str
             advice = "give all servers the same placement file, and run sow cells reload --all"
             yield Finding("cells", "fault", f"the cell {problem.cell} differs {since}: {problem.message}", advice)
         elif problem.kind == "STRAYS":
-            there = replace(session, server=",".join(found.cells[problem.cell])).command
             said = f"the cell {problem.cell} has topics of this one {since}: {problem.message}"
-            yield Finding("cells", "warning", said, f"ask it which copy is newer: {there} doctor")
+            servers = addresses.get(problem.cell)  # rule C11: a person would send a token where the advice says
+            there = "" if servers is None else f": {replace(session, server=servers).command} doctor"
+            yield Finding("cells", "warning", said, f"ask it which copy is newer{there}")
         else:
             said = f"the cell {problem.cell} does not answer {since}: {problem.message}"
             yield Finding("cells", "warning", said, "its topics may be unavailable: look whether it runs")
@@ -37,8 +38,11 @@ def judged_cells(found: Placement, session: Session, addresses: Mapping[str, str
         said += f"{', '.join(waiting.topics)}{f': {waiting.message}' if waiting.message else ''}"
         advice = "run the same sow cells move again, or undo it with --abort"
         yield Finding("cells", "warning", said, advice)
+    faults: dict[str, str] = {}  # by cell: one that is away is waited for once
     for stray in found.strays:
-        other = _copy_at(session, addresses.get(stray.cell), stray.topic)
+        other = faults.get(stray.cell) or _copy_at(session, addresses.get(stray.cell), stray.topic)
+        if isinstance(other, str):
+            faults[stray.cell] = other
         yield stray_finding(stray, other, found.cell, session.command)
     for one in found.separated:
         yield _separated(one, found.cell)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from itertools import starmap
 from typing import Final
 
 import click
@@ -14,6 +17,7 @@ from sow_cli.output import Fact, Output, length, moment, note, output_option
 from sow_cli.session import Session
 from sow_cli.topics import confirm
 from sow_client import Client, Durable, DurableConsumer
+from sow_client._cells import in_cell
 
 _NAMES: Final = (
     "topic",
@@ -71,6 +75,7 @@ def list_durables(session: Session, output: Output, topic: str | None, pins: boo
     """
     with session.client() as client:
         found = joined.of_topic(client, topic, lambda one: one.durables(topic, with_figures=True), here=here)
+    found = replace(found, answers=dict(zip(found.answers, starmap(_with_ids, found.in_cells()), strict=True)))
     rows = found.rows(
         lambda durables: (_facts(one, as_pin=pins) for one in durables if one.pin or not pins), ordered_by=2
     )
@@ -224,6 +229,15 @@ def delete(session: Session, output: Output, topic: str, name: str, force: bool)
     with session.client() as client:
         client.delete_durable(topic, name, force=force)
     output.one([Fact("topic", topic, display.safe(topic)), Fact("name", name, display.safe(name), label="deleted")])
+
+
+def _with_ids(cell: str, durables: Sequence[Durable]) -> list[Durable]:
+    """The durables of a cell, with the ids of their consumers as `sow sessions` has them."""
+    return [
+        one if one.consumer is None
+        else replace(one, consumer=replace(one.consumer, subscription=in_cell(cell, one.consumer.subscription)))
+        for one in durables
+    ]  # fmt: skip
 
 
 def _consumer(found: DurableConsumer | None) -> list[Fact]:

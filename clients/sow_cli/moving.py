@@ -29,6 +29,7 @@ from sow_client import (
     TopicSettingsArguments,
     Unavailable,
 )
+from sow_client._cells import is_address
 
 ASK_SECONDS: Final = 0.05
 ASK_SOON_SECONDS: Final = 0.005
@@ -194,7 +195,10 @@ class Mover:
         for cell, servers in found.cells.items():
             names: set[str] = set()
             for address in servers:
-                client = self._open.enter_context(replace(self.session, server=address).client())
+                if not is_address(address):
+                    raise Refused(f"{address!r}, of the cell {cell}, is not HOST:PORT")
+                # It stays in its cell: only the word of the server that the user has named counts (rule C11).
+                client = self._open.enter_context(replace(self.session, server=address).client()).here
                 try:
                     name = client.describe_instance().name
                     if name not in names:  # an instance may have several addresses
@@ -204,6 +208,12 @@ class Mover:
                     if not isinstance(error, Unavailable):
                         raise
                     self._unreachable[cell] = f"{address}: {error.message}"
+        for one in self._instances:
+            if one.placed.text and _addresses(one.placed.text) != _addresses(found.text):
+                raise Refused(
+                    f"{one.shown} has other addresses of cells than {self.session.server}: load the newer placement "
+                    "everywhere first, see sow cells reload --all"
+                )
 
     def _of(self, cell: str) -> list[_Instance]:
         """The instances of a cell, all of which answer. Raises Refused."""
@@ -485,6 +495,10 @@ def _together(present: Sequence[Topic], topics: Sequence[str]) -> set[str]:
 
 
 # ---- the placement file ----
+
+
+def _addresses(text: str) -> object:
+    return tomllib.loads(text)["cells"]
 
 
 def _cell_of(text: str, topic: str) -> str:

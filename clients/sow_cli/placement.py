@@ -14,6 +14,7 @@ from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, is_unanswered
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
 from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, SowError
+from sow_client._cells import is_address
 
 T = TypeVar("T")
 
@@ -175,6 +176,8 @@ def _at_each(session: Session, servers: Sequence[tuple[str, str]], ask: Callable
 
     def one(place: tuple[str, str]) -> _Answer[T]:
         cell, server = place
+        if not is_address(server):
+            return _Answer(cell, server, InvalidArgument(f"{server!r} is not HOST:PORT", reason="INVALID_ARGUMENT"))
         try:
             with replace(session, server=server, waits=_WAITS_SECONDS).client() as client:
                 return _Answer(cell, server, ask(client))

@@ -202,7 +202,7 @@ class DurableConsumer:
     """The consumer that is attached to a durable subscription."""
 
     subscription: str
-    """Its id, as `subscriptions` lists it."""
+    """Its id, as `subscriptions` lists it, with the name of its cell in front where there are several."""
     identity: str
     address: str
     since: datetime

@@ -10,6 +10,7 @@ import msgspec
 
 from sow.v1 import admin_pb2, sow_pb2
 from sow_client import _admin, _lifetimes, _reads
+from sow_client._cells import in_cell
 from sow_client._change_frames import changes_of, prefix_of
 from sow_client._parameters import Parameters
 from sow_client._records import EARLIEST, Change, Start, Ttl, datetime_of, invalid
@@ -126,8 +127,8 @@ def rewound(response: sow_pb2.RewindResponse) -> Rewound:
     return Rewound(response.bookmark, response.unacknowledged_entries)
 
 
-def durable(response: admin_pb2.Durable) -> Durable:
-    """A durable subscription as the server has it."""
+def durable(response: admin_pb2.Durable, cell: str = "") -> Durable:
+    """A durable subscription as the server has it. `cell`: in front of the id of its consumer."""
     return Durable(
         topic=response.topic,
         name=response.name,
@@ -141,16 +142,16 @@ def durable(response: admin_pb2.Durable) -> Durable:
         figures=_figures(response.figures) if response.HasField("figures") else None,
         replicated=response.replicated,
         consumer_at=response.consumer_at,
-        consumer=_consumer(response.consumer) if response.HasField("consumer") else None,
+        consumer=_consumer(response.consumer, cell) if response.HasField("consumer") else None,
         pin=response.pin,
         owner=response.owner,
         reader=response.reader,
     )
 
 
-def _consumer(message: admin_pb2.DurableConsumer) -> DurableConsumer:
+def _consumer(message: admin_pb2.DurableConsumer, cell: str) -> DurableConsumer:
     return DurableConsumer(
-        message.subscription,
+        in_cell(cell, message.subscription) if message.subscription else "",
         message.identity,
         message.address,
         datetime_of(message.since_micros),

@@ -216,9 +216,11 @@ class Console:
         if not await session.knows(server):
             raise HTTPException(404, "there is no such page")
         view = self._view(request, session)
-        if not ending and (there := await session.place(view.argument("topic"), server)) != server:
-            query = f"?{request.url.query}" if request.url.query else ""
-            return RedirectResponse(f"/{quote(there, safe=':[]')}/{name}{query}", status_code=303)
+        if (there := await session.place(view.argument("topic"), server)) != server:
+            if not ending:
+                query = f"?{request.url.query}" if request.url.query else ""
+                return RedirectResponse(f"/{quote(there, safe=':[]')}/{name}{query}", status_code=303)
+            view = dataclasses.replace(view, server=there)
         try:
             if ending:
                 facts = dict(await (page.twin or page.facts)(view))

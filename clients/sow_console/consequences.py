@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sow_client import AsyncClient, Durable, InvalidArgument, PermissionDenied, SowError, Topic, TopicSettings
+from sow_client import AsyncClient, Durable, InvalidArgument, NotFound, PermissionDenied, SowError, Topic, TopicSettings
 from sow_console import texts
 
 COUNTED_MAX: Final = 1_000_000
@@ -241,9 +241,14 @@ class _Telling:
             return ["It counts for records that expire from now on."]
         if not value:
             return ["Records that expire from now on are gone. Letters that are there stay."]
-        names = {one.name: one for one in await self._client.topics()}
-        target = names.get(str(value))
         told = ["Records that expire from now on are copied there."]
+        target = None
+        try:
+            target = await self._client.describe_topic(str(value))
+        except (NotFound, PermissionDenied):
+            pass
+        except SowError as error:
+            return [*told, f"It is not known whether {value} can take them: {error.message}"]
         if target is None:
             told.append(f"{value} does not exist, or you may not see it: letters wait in _undelivered until it does.")
         elif target.settings.key:

@@ -111,15 +111,21 @@ class Session:
 
     def cell(self, server: str) -> str:
         """The cell of a server; "": it has none, or it is not known."""
+        placed = next((cell for cell, servers in self.cells(server).items() if server in servers), "")
         placement = self._known(server).placement
-        if placement is not None and placement.cell:
-            return placement.cell
-        return next((cell for cell, servers in self.cells(server).items() if server in servers), "")
+        return placed if placed or placement is None else placement.cell
 
     def servers_of(self, cell: str, server: str) -> list[str]:
         """The servers of a cell in the name space of `server`."""
         cells = self.cells(server)
         return [one for one in self.servers if self.cell(one) == cell and self.cells(one) == cells]
+
+    def home(self, server: str) -> str:
+        """The server named at the start that tells the cells of the name space of `server`: itself, or if possible one
+        that answers ([2])."""
+        cells = self.cells(server)
+        telling = [one for one in self._named if one == server or (cells and self.cells(one) == cells)]
+        return min(telling, key=lambda one: (one != server, self.is_lost(one)), default=server)
 
     def is_lost(self, server: str) -> bool:
         """True if it has not answered the last look."""
@@ -144,10 +150,8 @@ class Session:
         that serves."""
         if not topic or len(self.cells(server)) < 2 or self._known(server).lost:
             return server
-        cells = self.cells(server)
-        home = next(one for one in (server, *self._named) if one in self._named and self.cells(one) == cells)
         try:
-            cell = (await self.client(home).placement(topic)).topic_cell
+            cell = (await self.client(self.home(server)).placement(topic)).topic_cell
         except SowError:
             return server
         known = {one: self._known(one) for one in self.servers_of(cell, server)}
@@ -167,10 +171,11 @@ class Session:
         return True
 
     def client(self, server: str) -> AsyncClient:
-        """The person's client of this server, one of `servers`."""
+        """The person's client of this server, one of `servers`. At one that was not named at the start it stays in the
+        cell: else that server's word about others would count ([2])."""
         if (found := self._clients.get(server)) is None:
             found = self._clients[server] = self._connect(server, self._token)
-        return found
+        return found if server in self._named else found.here
 
     def instance(self, server: str) -> Watched:
         """The instance, which is asked without waiting for long."""

@@ -319,12 +319,14 @@ async def _ask_rewind(view: View, given: Fields) -> Question:
 
 
 async def _end(view: View, given: Fields) -> str:
-    await view.client.end_subscription(given["id"])
+    client, number = cells.of_id(view, given["id"])
+    await client.end_subscription(number)
     return "It ends. Its client may subscribe again."
 
 
 async def _end_session(view: View, given: Fields) -> str:
-    ended = await view.client.end_session(given["id"])
+    client, number = cells.of_id(view, given["id"])
+    ended = await client.end_session(number)
     return f"{ended} calls end. Their client may make them again."
 
 
@@ -409,7 +411,7 @@ async def _ask_create(view: View, given: Fields) -> Question:
 async def _create(view: View, given: Fields) -> str:
     if not given["topic"]:
         raise InvalidArgument("topic: is missing", reason="INVALID_ARGUMENT")
-    done = await view.client.create_topic(given["topic"], **_settings_of(given))
+    done = await view.everywhere.create_topic(given["topic"], **_settings_of(given))
     warned = f" The server warns: {' '.join(done.warnings)}" if done.warnings else ""
     return f"The topic {done.name} is there.{warned}"
 

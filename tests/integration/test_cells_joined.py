@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sow_cli import command
-from sow_client import InvalidArgument, SowError, Unavailable
+from sow_client import EARLIEST, InvalidArgument, SowError, Unavailable
 from tests.support.fakes.commands import rows
 from tests.support.servers.cells import Calls, CellServer, TwoCells, calls, placement
 from tests.support.servers.http_door import running_door
@@ -98,6 +98,19 @@ def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: Two
                 client.end_subscription("b/u99999")
             with pytest.raises(InvalidArgument, match="there is no cell c"):
                 client.end_subscription("c/u1")
+            with client.durable(there, "watched", start=EARLIEST) as durable:
+                next(durable)
+                every = [*client.durables(), *client.durables(there), client.describe_durable(there, "watched")]
+                ids = [one.consumer.subscription for one in every if one.consumer and one.name == "watched"]
+                assert len(ids) == 3
+                assert {*ids} == {one.id for one in client.subscriptions(there) if one.durable == "watched"}
+                shown = CliRunner().invoke(
+                    command.sow, ["--server", cells.home, "durable", "list", "--format", "ndjson"]
+                )
+                assert {
+                    one["consumer"] for one in rows(shown) if one["topic"] == there and one["name"] == "watched"
+                } == {ids[0]}
+                client.end_subscription(ids[0])
             (own,) = client.cells()["b"].subscriptions(there)
             assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
 

@@ -357,7 +357,12 @@ class AsyncFollowing(AsyncCalls):
         """
         request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
         answers = await self._everywhere(self._admin.ListDurables, request)
-        found = [_retention.durable(one) for response in answers.values() for one in response.durables]
+        told = bool(topic) or len(answers) > 1
+        found = [
+            _retention.durable(one, cell if told else "")
+            for cell, response in answers.items()
+            for one in response.durables
+        ]
         return found if len(answers) == 1 else sorted(found, key=attrgetter("topic", "name"))
 
     async def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
@@ -367,8 +372,9 @@ class AsyncFollowing(AsyncCalls):
         Rule: J7.
         """
         request = _retention.describe_request(topic, name, exact=exact)
-        response = await self._call(self._admin.DescribeDurable, request, unbounded=exact)
-        return _retention.durable(response.durable)
+        way = self._cells.way(topic)
+        response = await self._call(self._admin.DescribeDurable, request, unbounded=exact, way=way)
+        return _retention.durable(response.durable, way.place.cell)
 
     async def durable_browse(
         self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None

@@ -264,10 +264,15 @@ class Calls:
     def _way_of(self, shown: str) -> tuple[Way[Transport], str]:
         """The way to something by its id in a list over all cells, and its id there."""
         cell, slash, number = shown.partition("/")
-        if slash and len(places := self._all_places()) > 1:
-            if cell not in places:
-                raise invalid("id", f"{shown!r}: there is no cell {cell}")
-            return self._cells.at(places[cell]), number
+        if slash:
+            self._learn_cells()
+            places, refused = self._cells.all, self._cells.refused
+            if cell in refused:
+                raise refused[cell]
+            if len(places) + len(refused) > 1:
+                if cell not in places:
+                    raise invalid("id", f"{shown!r}: there is no cell {cell}")
+                return self._cells.at(places[cell]), number
         return self._cells.way(""), shown
 
     def close(self) -> None:

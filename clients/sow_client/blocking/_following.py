@@ -358,7 +358,12 @@ class Following(Calls):
         """
         request = admin_pb2.ListDurablesRequest(topic=topic or "", with_figures=with_figures)
         answers = self._everywhere(self._admin.ListDurables, request)
-        found = [_retention.durable(one) for response in answers.values() for one in response.durables]
+        told = bool(topic) or len(answers) > 1
+        found = [
+            _retention.durable(one, cell if told else "")
+            for cell, response in answers.items()
+            for one in response.durables
+        ]
         return found if len(answers) == 1 else sorted(found, key=attrgetter("topic", "name"))
 
     def describe_durable(self, topic: str, name: str, *, exact: bool = False) -> Durable:
@@ -368,8 +373,9 @@ class Following(Calls):
         Rule: J7.
         """
         request = _retention.describe_request(topic, name, exact=exact)
-        response = self._call(self._admin.DescribeDurable, request, unbounded=exact)
-        return _retention.durable(response.durable)
+        way = self._cells.way(topic)
+        response = self._call(self._admin.DescribeDurable, request, unbounded=exact, way=way)
+        return _retention.durable(response.durable, way.place.cell)
 
     def durable_browse(self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None) -> Browsed:
         """Shows unacknowledged entries of a durable subscription, also while a consumer is attached, and consumes

@@ -31,22 +31,37 @@ class Joined(Generic[_Answer]):
 
 
 async def joined(view: View, ask: Callable[[AsyncClient], Awaitable[_Answer]]) -> Joined[_Answer]:
-    """The answers of all cells of the server's name space. Raises the error of the first one if none has answered, and
-    that of the server if it does not say which cells there are."""
+    """The answers of all cells of the server's name space, that of its own cell by the server itself. Raises the error
+    of the first one if none has answered, and that of the server if it does not say which cells there are."""
 
     async def asked(client: AsyncClient) -> _Answer:
-        question = asyncio.ensure_future(ask(client))
+        servers = client.servers_of("").split(",")
+        question = asyncio.ensure_future(ask(view.client.here if view.server in servers else client))
         try:
-            return await unless_lost(view, client.servers_of("").split(","), question)
+            return await unless_lost(view, servers, question)
         finally:
             question.cancel()
 
-    told = await view.client.in_each_cell(asked)
+    home = view.session.home(view.server)
+    if home != view.server and view.session.is_lost(home):
+        others = dict.fromkeys(view.session.cells(home), f"{home}, which names its servers, does not answer")
+        own = view.session.cell(view.server)
+        others.pop(own, None)
+        return Joined({own: await asked(view.client)}, others)
+    told = await view.everywhere.in_each_cell(asked)
     answers = {cell: answer for cell, answer in told.items() if not isinstance(answer, SowError)}
     errors = {cell: answer for cell, answer in told.items() if isinstance(answer, SowError)}
     if not answers:
         raise next(iter(errors.values()))
     return Joined(answers, {cell: error.message for cell, error in errors.items()})
+
+
+def of_id(view: View, shown: str) -> tuple[AsyncClient, str]:
+    """The client for something by its id in a list over all cells, and its id there."""
+    cell, slash, number = shown.partition("/")
+    if slash and cell != view.session.cell(view.server):
+        return view.everywhere, shown
+    return view.client.here, number if slash else shown
 
 
 async def unless_lost(view: View, servers: Sequence[str], asking: asyncio.Future[_Answer]) -> _Answer:

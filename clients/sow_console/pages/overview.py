@@ -10,10 +10,12 @@ from operator import attrgetter
 from typing import Final
 
 from sow_client import (
+    CellTrouble,
     Figures,
     Instance,
     PermissionDenied,
     Placement,
+    SeparatedTopic,
     SowError,
     Status,
     Topic,
@@ -39,7 +41,11 @@ DISK_FREE_SHARE_MIN: Final = 0.1
 """Less free space, in bytes or as a share of the disk, is an alarm."""
 LINE_POINTS: Final = 120
 """The points of the small lines of the rates."""
-_TROUBLE: Final[Mapping[str, str]] = {"DIFFERS": "has another placement", "UNREACHABLE": "is not reachable"}
+_TROUBLE: Final[Mapping[CellTrouble, str]] = {
+    "DIFFERS": "has another placement",
+    "UNREACHABLE": "is not reachable",
+    "STRAYS": "has topics of another cell",
+}
 EXPIRY_LAG_MAX: Final = timedelta(seconds=10)
 """Expiry that is further behind is an alarm."""
 
@@ -161,26 +167,33 @@ def alarms(status: Status, *, serving: bool, now: datetime) -> list[str]:
 
 def placement_alarms(placements: Mapping[str, Placement | None], now: datetime) -> list[tuple[str, str]]:
     """The reasons to look after the placement of topics, each with the server that tells it. Trouble with a cell, which
-    all others see, is told once. Rules: C5, C7, C16."""
+    all others see, is told once, and of strays by their own cell if it tells them. Rules: C5, C7, C16, C26."""
     found: list[tuple[str, str]] = []
-    told: set[tuple[str, str]] = set()
+    told: set[tuple[str, CellTrouble]] = {(one.cell, "STRAYS") for one in placements.values() if one and one.strays}
     for server, placement in placements.items():
         if placement is None:
             continue
         for problem in placement.problems:
             if (problem.cell, problem.kind) not in told:
                 told.add((problem.cell, problem.kind))
-                trouble = _TROUBLE.get(problem.kind, problem.kind.lower())
-                found.append((server, f"the cell {problem.cell} {trouble}: {problem.message}"))
+                found.append((server, f"the cell {problem.cell} {_TROUBLE[problem.kind]}: {problem.message}"))
         found += [
             (server, f"{stray.topic} lives in the cell {stray.cell}, and a copy of it is here: sow doctor")
             for stray in placement.strays
         ]
+        found += [(server, _separated(one)) for one in placement.separated]
         prepared = placement.prepared
         if prepared is not None and now - prepared.since > PREPARED_MAX:
             waits = f"version {prepared.version} of the placement, with {', '.join(prepared.topics[:NAMED])}, waits for"
             found.append((server, f"{waits} {texts.duration(now - prepared.since)}: {prepared.message}"))
     return found
+
+
+def _separated(one: SeparatedTopic) -> str:
+    there = f"{one.other}, which lives in the cell {one.cell}"
+    if one.setting == "dead_letter":
+        return f"the dead letters of {one.topic} go to {there}: they stay here, where nobody can read them"
+    return f"the view {one.topic} has the source {there}: nothing new comes into it"
 
 
 async def _figures(view: View) -> tuple[tuple[Figures, ...], tuple[Figures, ...]]:

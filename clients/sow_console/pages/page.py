@@ -40,6 +40,11 @@ class View:
         """The person's client of this server."""
         return self.session.client(self.server)
 
+    @property
+    def everywhere(self) -> AsyncClient:
+        """The person's client of the server whose word about cells counts: it goes to all of them."""
+        return self.session.client(self.session.home(self.server))
+
     def argument(self, name: str, default: str = "") -> str:
         """An argument, without space around it."""
         return self.arguments.get(name, default).strip()

@@ -61,6 +61,10 @@ class FakeClient:
         self._caller()
         return []
 
+    @property
+    def here(self) -> Self:
+        return self
+
     async def in_each_cell(self, ask: Callable[[FakeClient], Awaitable[object]]) -> dict[str, object]:
         return {"": await ask(self)}
 

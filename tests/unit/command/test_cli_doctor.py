@@ -16,6 +16,7 @@ from sow_cli.doctor_cells import judged_cells
 from sow_cli.findings import Finding
 from sow_cli.session import DEFAULT_PORT, Session, connect, host_and_port
 from sow_client import (
+    CellProblem,
     Client,
     Durable,
     DurableFigures,
@@ -289,3 +290,16 @@ def test_the_copy_of_a_topic_is_asked_for_where_the_named_server_says_that_its_c
     (finding,) = judged_cells(told, session, {"a": "a:1", "b": "b:1"})
     assert asked == ["c:1"]
     assert "its addresses are not known" in finding.found
+    both = [*judged_cells(replace(told, strays=(stray, replace(stray, topic="fills"))), session, {"c": "c:1"})]
+    assert len(both) == 2
+    assert asked == ["c:1"] * 2, "a cell that is away is waited for once"
+
+
+def test_a_person_is_sent_to_a_cell_where_the_named_server_says_that_it_is() -> None:
+    """C11. Story: the advice had the addresses of the cell that was asked, and the token file of the caller."""
+    has = CellProblem("c", "STRAYS", NOW, "c:1 has 1 topic that lives in b, the cell of this server")
+    told = Placement("b", 1, "d", {"b": ("b:1",), "c": ("evil:1",)}, default="b", problems=(has,))
+    (finding,) = judged_cells(told, Session("b:1", None, connect), {"b": "b:1", "c": "c:1"})
+    assert finding.advice == "ask it which copy is newer: sow --server c:1 doctor"
+    (finding,) = judged_cells(replace(told, cells={}), Session("b:1", None, connect), {"b": "b:1"})
+    assert finding.advice == "ask it which copy is newer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Self, cast
 
 import pytest
 
@@ -17,6 +17,7 @@ from sow_client import (
     PermissionDenied,
     Placement,
     PreparedPlacement,
+    SeparatedTopic,
     SowError,
     Status,
     Stray,
@@ -50,6 +51,10 @@ class Told:
 
     async def status(self) -> Status:
         raise PermissionDenied("it needs observe", reason="PERMISSION_DENIED")
+
+    @property
+    def here(self) -> Self:
+        return self
 
 
 class Net:
@@ -101,6 +106,56 @@ def test_no_other_server_names_one_and_nothing_but_an_address_is_one() -> None:
     session = net.session("10.0.0.1:7450")
     assert servers(session) == ("10.0.0.1:7450", "10.0.0.2:7450")
     assert {*net.shown} == {"10.0.0.1:7450", "10.0.0.2:7450"}
+
+
+def test_no_server_that_a_placement_names_tells_of_others() -> None:
+    """C11, C23. Story: a page at a server of another cell asked that one which cells there are, and went there with the
+    person's token."""
+
+    async def cells_of(server: str) -> list[str]:
+        session = Session(
+            {}, "token", lambda at, token: AsyncClient(at, token=token, environment={}), 0.0, ("[::1]:1",)
+        )
+        try:
+            return [*await session.client(server).cells()]
+        finally:
+            await session.end()
+
+    assert asyncio.run(cells_of("127.0.0.1:1")) == [""], "it was not even asked"
+    with pytest.raises(SowError) as refused:
+        asyncio.run(cells_of("[::1]:1"))
+    assert refused.value.reason == "UNREACHABLE", "the one that was named at the start is asked"
+
+
+def test_a_server_is_of_the_cell_that_a_named_one_says() -> None:
+    net = Net({"10.0.0.1:7450": Placement("a", cells=CELLS), "10.0.0.2:7450": Placement("a", cells=CELLS)})
+    session = net.session("10.0.0.1:7450")
+    servers(session)
+    assert session.cell("10.0.0.2:7450") == "b", "it says that it is of a"
+    assert session.servers_of("a", "10.0.0.1:7450") == ["10.0.0.1:7450"]
+
+
+def test_the_word_about_cells_is_that_of_a_named_server_that_answers() -> None:
+    told = Placement("a", cells={**CELLS, "c": ("10.0.0.4:7450",)})
+    net = Net({"10.0.0.1:7450": told, "10.0.0.4:7450": told, "other:7450": Placement("")})
+    session = net.session("other:7450", "10.0.0.1:7450", "10.0.0.4:7450")
+    servers(session)
+    homes = {server: session.home(server) for server in session.servers}
+    assert homes.pop("other:7450") == "other:7450"
+    assert homes == {
+        "10.0.0.1:7450": "10.0.0.1:7450",
+        "10.0.0.2:7450": "10.0.0.1:7450",
+        "10.0.0.3:7450": "10.0.0.1:7450",
+        "10.0.0.4:7450": "10.0.0.4:7450",
+    }
+    net.clients["10.0.0.1:7450"].error = SowError("refused", reason="UNREACHABLE")
+
+    async def lost() -> str:
+        session.instance("10.0.0.1:7450")._placement_again = 0.0
+        await session.instance("10.0.0.1:7450").look()
+        return session.home("10.0.0.2:7450")
+
+    assert asyncio.run(lost()) == "10.0.0.4:7450"
 
 
 def test_a_server_to_which_the_token_does_not_go_is_told_and_left_out() -> None:
@@ -162,6 +217,25 @@ def test_trouble_with_a_cell_is_told_once_and_each_stray_by_its_server() -> None
         ("a:1", "the cell c has another placement: its digest is another one"),
         ("a:1", "orders lives in the cell b, and a copy of it is here: sow doctor"),
         ("b:1", "the cell d is not reachable: refused"),
+    ]
+
+
+def test_strays_are_told_by_their_own_cell_or_else_by_another() -> None:
+    has = CellProblem("a", "STRAYS", NOW, "a:1 has 1 topic that lives in b, the cell of this server")
+    told = {"a:1": Placement("a", strays=(Stray("orders", "b", 5, None),)), "b:1": Placement("b", problems=(has,))}
+    assert overview.placement_alarms(told, NOW) == [
+        ("a:1", "orders lives in the cell b, and a copy of it is here: sow doctor")
+    ]
+    assert overview.placement_alarms({**told, "a:1": None}, NOW) == [
+        ("b:1", f"the cell a has topics of another cell: {has.message}")
+    ]
+
+
+def test_a_topic_that_is_separated_from_one_that_it_needs_is_an_alarm() -> None:
+    both = SeparatedTopic("s", "dead_letter", "d", "b"), SeparatedTopic("sums", "source", "fills", "b")
+    assert overview.placement_alarms({"a:1": Placement("a", separated=both)}, NOW) == [
+        ("a:1", "the dead letters of s go to d, which lives in the cell b: they stay here, where nobody can read them"),
+        ("a:1", "the view sums has the source fills, which lives in the cell b: nothing new comes into it"),
     ]
 
 

@@ -16,6 +16,7 @@ from sow_client import (
     DurableSettings,
     IndexStatus,
     InvalidArgument,
+    NotFound,
     PermissionDenied,
     Topic,
     TopicSettings,
@@ -55,8 +56,13 @@ class Counting:
             raise Unavailable("gone", reason="UNREACHABLE", details={})
         return self._durables
 
-    async def topics(self) -> Sequence[Topic]:
-        return self._names
+    async def describe_topic(self, name: str) -> Topic:
+        if name == "elsewhere":
+            raise Unavailable("the cell b, where elsewhere lives: refused", reason="UNREACHABLE", details={})
+        for one in self._names:
+            if one.name == name:
+                return one
+        raise NotFound(f"no topic {name}", reason="TOPIC_NOT_FOUND", details={})
 
 
 def topic(name: str = "orders", figures: TopicStatistics | None = FIGURES, **settings: Any) -> Topic:
@@ -270,6 +276,10 @@ def test_where_letters_go_is_said() -> None:
     assert absent[0] == copied
     assert "absent does not exist, or you may not see it: letters wait in _undelivered" in absent[1]
     assert "keyed has key fields, so it can take no letters" in said(topic(), "dead_letter", "keyed", names=names)[1]
+    assert said(topic(), "dead_letter", "elsewhere", names=names) == [
+        copied,
+        "It is not known whether elsewhere can take them: the cell b, where elsewhere lives: refused",
+    ], "and cells that have nothing to do with it may be down"
     assert said(topic(), "dead_letter", "") == [
         "Records that expire from now on are gone. Letters that are there stay."
     ]

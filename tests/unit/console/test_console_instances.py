@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Self, cast
 
 import pytest
 
@@ -86,6 +86,10 @@ class Asked:
 
     async def status(self) -> Status:
         return status()
+
+    @property
+    def here(self) -> Self:
+        return self
 
     async def in_each_cell(self, ask: Callable[[Asked], Coroutine[object, object, object]]) -> dict[str, object]:
         return {"": await ask(self)}
