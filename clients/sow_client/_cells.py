@@ -141,6 +141,12 @@ class Cells(Generic[_Transport]):
         placement, {"": home}."""
         return self._all
 
+    def name_of(self, place: Place[_Transport]) -> str:
+        """The name of a place among several cells, as a list of all of them has it; "" where there is one."""
+        if place is not self.home:
+            return place.cell
+        return next((cell for cell, one in self._all.items() if one is place), "") if len(self._all) > 1 else ""
+
     def is_to_ask(self, connection: object) -> bool:
         """True: a call over all cells asks home for its placement ([5]). `connection`: the present one to home."""
         return self._opened is not None and (self._single is None or self._single != connection)

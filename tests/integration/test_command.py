@@ -84,8 +84,8 @@ def test_a_records_way_through_the_commands(server: ServerProcess) -> None:
     assert sow(address, "delete", "orders", "--key", "7").code == 0
     assert sow(address, "get", "orders", "7").code == SAID_NO
     assert sow(address, "topics").code == 0
-    (status,) = sow(address, "status", "--format", "ndjson").rows
-    assert status["state"] == "serving"
+    cells = sow(address, "status", "--format", "ndjson").rows
+    assert {status["state"] for status in cells} == {"serving"}
 
 
 def test_filters_orders_and_deltas(server: ServerProcess) -> None:

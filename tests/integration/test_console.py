@@ -71,10 +71,11 @@ def browser(console: RunningConsole) -> httpx.Client:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_each_page_has_an_address_and_a_json_twin(open_server: ServerProcess, browser: httpx.Client, page: str) -> None:
-    shown = browser.get(f"/{open_server.address}/{page}", params=httpx.QueryParams(ABOUT[page]))
+    about = httpx.QueryParams(ABOUT[page])
+    shown = browser.get(f"/{open_server.address}/{page}", params=about, follow_redirects=True)  # to the topic's cell
     assert shown.status_code == 200
     assert 'class="problem"><p>' not in shown.text, "it is not a page of an error"
-    twin = browser.get(f"/{open_server.address}/{page}.json", params=httpx.QueryParams(ABOUT[page]))
+    twin = browser.get(f"/{open_server.address}/{page}.json", params=about)
     assert twin.headers["content-type"] == "application/json"
     shlex.split(twin.json()["command"])
     parsed(shlex.split(twin.json()["command"]))

@@ -48,7 +48,7 @@ def browser(console: RunningConsole) -> httpx.Client:
 
 
 def shown(server: ServerProcess, browser: httpx.Client, **arguments: str) -> str:
-    answer = browser.get(f"/{server.address}/groups", params=arguments)
+    answer = browser.get(f"/{server.address}/groups", params=arguments, follow_redirects=True)
     assert answer.status_code == 200
     return answer.text
 
@@ -167,5 +167,6 @@ def test_bars_in_a_browser_compare_as_values_do_and_stay_live(
         page.locator("main").click()
         page.keyboard.press("1")
         expect(page.locator("h1")).to_contain_text("Overview")
+        page.wait_for_load_state()  # its script takes keys
         page.keyboard.press("g")
         expect(page.locator("h1")).to_contain_text("Groups")

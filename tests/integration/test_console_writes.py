@@ -49,7 +49,7 @@ class Person:
         return answer.json()  # type: ignore[no-any-return]  # JSON
 
     def page(self, page: str, **about: str) -> httpx.Response:
-        return self._browser.get(f"/{self._server}/{page}", params=about)
+        return self._browser.get(f"/{self._server}/{page}", params=about, follow_redirects=True)
 
     def asked(self, name: str, **about: str) -> str:
         """The page that asks, without its markup."""

@@ -31,10 +31,10 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 class Caller:
-    """The two services over one channel."""
+    """The two services over one channel, to the cell of the topic `orders`."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self.channel = grpc.insecure_channel(server.address)
+        self.channel = grpc.insecure_channel(server.address_of("orders"))
         self.sow = sow_pb2_grpc.SowServiceStub(self.channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self.channel)
 
@@ -363,8 +363,10 @@ def test_acknowledgements_survive_kills(server: ServerProcess) -> None:
 def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(server: ServerProcess) -> None:
     """FTL 6, FTL 8, J15, J16, J17: through the contract, the clients and the command, and over a kill of the server."""
     with Client(server.address) as client:
-        client.create_topic("dead", message_type="binary")
-        kept = client.create_topic("orders", dead_letter="dead", retain_bytes=UNLIMITED, backlog_quota_entries=3)
+        client.create_topic("orders.letters", message_type="binary")
+        kept = client.create_topic(
+            "orders", dead_letter="orders.letters", retain_bytes=UNLIMITED, backlog_quota_entries=3
+        )
         assert [warning.partition(":")[0] for warning in kept.warnings] == ["retain_bytes"]
         client.create_topic("unbounded", retain_bytes=UNLIMITED)
         assert client.alter_topic("orders", max_bytes=2**30).warnings == ()
@@ -393,7 +395,7 @@ def test_an_entry_that_consumers_fail_on_is_set_aside_and_the_rest_is_browsed(se
         figures = listed.figures
         assert figures is not None
         assert (figures.unacknowledged_entries, figures.set_aside_entries) == (2, 1)
-        (letter,) = client.query("dead")
+        (letter,) = client.query("orders.letters")
         assert letter.key.startswith("orders|poison|")
         assert letter.key.endswith("|billing")
         statistics = client.describe_topic("orders").statistics
@@ -442,8 +444,8 @@ def handed(client: Client) -> list[tuple[str, int]]:
 def test_records_due_at_once_go_to_the_attached_consumer(server: ServerProcess) -> None:
     """R8, L7: handed over, or dead-lettered; the answer says which."""
     with Client(server.address) as client:
-        client.create_topic("dead")
-        client.create_topic("orders", expiration="enabled", dead_letter="dead")
+        client.create_topic("orders.letters")
+        client.create_topic("orders", expiration="enabled", dead_letter="orders.letters")
         with client.durable("orders", "billing", "/n > 1") as durable:
             assert client.publish("orders", {"n": 1}, key="a", ttl="0s").delivered == 0
             assert client.publish("orders", {"n": 2}, key="b", ttl="0s").delivered == 1
@@ -451,7 +453,7 @@ def test_records_due_at_once_go_to_the_attached_consumer(server: ServerProcess) 
             assert [next(durable).key, next(durable).key] == ["b", "c"]
         until(lambda: not client.describe_durable("orders", "billing").attached, DEADLINE, "the consumer to be gone")
         assert client.publish("orders", {"n": 4}, key="d", ttl="0s").delivered == 0
-        assert sorted(record.key.split("|")[1] for record in client.query("dead")) == ["a", "d"]
+        assert sorted(record.key.split("|")[1] for record in client.query("orders.letters")) == ["a", "d"]
         assert [record.key for record in client.query("orders")] == ["c"]
 
 

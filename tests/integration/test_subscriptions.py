@@ -18,11 +18,12 @@ from sow.v1 import sow_pb2, sow_pb2_grpc, types_pb2
 from sow_client import Client, FailedPrecondition, SowError, TopicStatistics
 from tests.support.servers.server import ServerProcess, until
 
+# With `--cells`, the names of all topics decide that they live in one cell, as stubs follow none (`spread`).
 CONFIG: Final = """
 [topics.orders]
 key = ["/id"]
 expiration = "enabled"
-[topics.blobs]
+[topics.octets]
 message_type = "binary"
 [topics.quiet]
 journal = false
@@ -46,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def stub(server: ServerProcess) -> Iterator[sow_pb2_grpc.SowServiceStub]:
-    with grpc.insecure_channel(server.address, options=OPTIONS) as channel:
+    with grpc.insecure_channel(server.address_of("orders"), options=OPTIONS) as channel:
         yield sow_pb2_grpc.SowServiceStub(channel)
 
 
@@ -71,7 +72,7 @@ class Subscriber:
     """Follows a topic in a thread, resumes at its last bookmark whenever the stream breaks, and keeps its state."""
 
     def __init__(self, server: ServerProcess, request: Subscribe, *, pause: float = 0.0) -> None:
-        self._address = server.address
+        self._address = server.address_of("orders")
         self._request = request
         self._pause = pause
         self._stopping = threading.Event()
@@ -182,7 +183,7 @@ class Publisher:
 
 def settled(server: ServerProcess, subscribers: list[Subscriber], text: str) -> dict[str, dict[str, object]]:
     """Waits until all subscribers have everything; returns the records of a query."""
-    with grpc.insecure_channel(server.address, options=OPTIONS) as channel:
+    with grpc.insecure_channel(server.address_of("orders"), options=OPTIONS) as channel:
         stub = sow_pb2_grpc.SowServiceStub(channel)
         # A subscriber that came last knows how far the journal has come by now.
         with_bookmark = next(stub.Subscribe(Subscribe(topic="orders"))).progress.bookmark
@@ -258,7 +259,10 @@ def test_a_stopped_consumer_costs_bounded_memory_and_does_not_affect_others(tmp_
     """S6: it is served from the journal when it reads again, without a gap."""
     # RocksDB grows at first, which is not the subscriber's doing; so it gets little room.
     storage = '[storage]\nmemtable = "4MiB"\nother_memtable = "4MiB"\nblock_cache = "4MiB"\n'
-    with ServerProcess(tmp_path, CONFIG + storage) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        ServerProcess(tmp_path, CONFIG + storage) as server,
+        grpc.insecure_channel(server.address_of("orders")) as channel,
+    ):
         _stop_consuming(server, sow_pb2_grpc.SowServiceStub(channel))
         assert not server.faults()
 
@@ -306,7 +310,7 @@ def test_behind_the_journal_a_stream_ends_with_resync_required(tmp_path: Path) -
     key = ["/id"]
     retain_bytes = "64KiB"
     """
-    with ServerProcess(tmp_path, config) as server, grpc.insecure_channel(server.address) as channel:
+    with ServerProcess(tmp_path, config) as server, grpc.insecure_channel(server.address_of("orders")) as channel:
         stub = sow_pb2_grpc.SowServiceStub(channel)
         stopped = stub.Subscribe(Subscribe(topic="orders"))
         bookmark = next(stopped).progress.bookmark
@@ -345,7 +349,7 @@ def test_a_stop_ends_streams_with_their_bookmark_and_they_resume(
     server.start()
     with server.client() as client:
         client.publish("orders", {"id": 2})
-    with grpc.insecure_channel(server.address) as channel:
+    with grpc.insecure_channel(server.address_of("orders")) as channel:
         resumed = sow_pb2_grpc.SowServiceStub(channel).Subscribe(
             Subscribe(topic="orders", bookmark=last.progress.bookmark)
         )
@@ -452,10 +456,10 @@ def test_bad_requests_are_refused_with_their_reasons(stub: sow_pb2_grpc.SowServi
         (Subscribe(topic="orders", changes=True, oof=True), "INVALID_ARGUMENT"),
         (Subscribe(topic="orders", earliest=False), "INVALID_ARGUMENT"),
         (Subscribe(topic="orders", sow=True, earliest=True), "INVALID_ARGUMENT"),
-        (Subscribe(topic="nothing"), "TOPIC_NOT_FOUND"),
+        (Subscribe(topic="nowhere"), "TOPIC_NOT_FOUND"),
         (Subscribe(topic="orders", filter="/a >"), "FILTER_INVALID"),
         (Subscribe(topic="orders", filter="/a > NOW_MICROS()"), "FILTER_INVALID"),
-        (Subscribe(topic="blobs", filter="/a > 1"), "UNSUPPORTED_FOR_MESSAGE_TYPE"),
+        (Subscribe(topic="octets", filter="/a > 1"), "UNSUPPORTED_FOR_MESSAGE_TYPE"),
         (Subscribe(topic_pattern="nothing.*"), "PATTERN_MATCHES_NOTHING"),
         (Subscribe(topic="orders", bookmark="nonsense"), "BOOKMARK_MALFORMED"),
         (Subscribe(topic="orders", bookmark=f"{other}.0"), "BOOKMARK_OTHER_EPOCH"),
@@ -501,11 +505,11 @@ def test_an_ordered_snapshot_is_followed_by_all_changes_since(server: ServerProc
 
 def test_a_deleted_topic_ends_its_subscription(server: ServerProcess, stub: sow_pb2_grpc.SowServiceStub) -> None:
     with server.client() as client:
-        client.create_topic("passing")
-        call = stub.Subscribe(Subscribe(topic="passing", oof=True))
+        client.create_topic("others")
+        call = stub.Subscribe(Subscribe(topic="others", oof=True))
         next(call)
-        client.publish("passing", {"a": 1}, key="k")
-        client.delete_topic("passing")
+        client.publish("others", {"a": 1}, key="k")
+        client.delete_topic("others")
     assert list(next(call).changes.op) == [PUT]
     with pytest.raises(grpc.RpcError) as ended:
         next(call)
@@ -525,7 +529,7 @@ def test_a_cancelled_call_leaves_nothing_behind(tmp_path: Path) -> None:
             lines = response.read().decode().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    with ServerProcess(tmp_path, config) as server, grpc.insecure_channel(server.address) as channel:
+    with ServerProcess(tmp_path, config) as server, grpc.insecure_channel(server.address_of("orders")) as channel:
         stub = sow_pb2_grpc.SowServiceStub(channel)
         calls = [stub.Subscribe(Subscribe(topic="orders", filter="/a > 1", sow=sow)) for sow in (True, False) * 5]
         for call in calls:

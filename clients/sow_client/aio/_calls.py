@@ -233,12 +233,14 @@ class AsyncCalls:
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request
     ) -> dict[str, _Response]:
         """The answers of all cells to a request that changes nothing, by the names of the cells. Whole, or the error of
-        the first cell that has not answered. A request with a topic goes to its cell alone, whose name is "" at home.
-        Rule: C19."""
+        the first cell that has not answered. A request with a topic goes to its cell alone; the name of home is "" if
+        it is the only one. Rule: C19."""
         if topic := topic_of(request):
             way = self._cells.way(topic)
             response = await self._call(method, request, way=way)
-            return {way.place.cell: response}
+            if way.place is self._cells.home:
+                await self._learn_cells()  # its name
+            return {self._cells.name_of(way.place): response}
         found: dict[str, _Response] = {}
         answers = await self._in_cells(lambda place: self._call(method, request, way=self._cells.at(place)))
         for cell, answer in answers.items():

@@ -82,6 +82,7 @@ class ServerProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self.data = folder / "data"
         self.config = folder / "sow.toml"
+        self._placement = self.data / "placement.toml"
         self.arguments = list(arguments)
         self.module = "sow_server.__main__"
         """Its `main` is what runs."""
@@ -147,9 +148,7 @@ class ServerProcess:
             self._process = self._started(given, self._logs[0])
         else:
             self.data.mkdir(mode=0o700, exist_ok=True)
-            file = self.data / "placement.toml"
-            file.touch(0o600)
-            file.write_text(spread.placement(self.config, self.data, listen, of))
+            spread.place(self._placement, self.config, self.data, listen, of)
             self._process = spread.Together(
                 [
                     self._started([*given, "--cells", str(of), "--cell", f"cell-{number}"], log)
@@ -248,10 +247,17 @@ class ServerProcess:
         """Host and port."""
         return f"127.0.0.1:{self._port}"
 
+    def address_of(self, topic: str) -> str:
+        """Host and port for stubs that ask for a topic, as they follow none: those of its cell, where there are
+        several ([4])."""
+        if len(self._logs) == 1:
+            return self.address
+        return spread.address_of(topic, self._placement.read_text())
+
     @property
     def resident_bytes(self) -> int:
-        """Memory that the process has in RAM (Linux)."""
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        """Memory that its processes have in RAM (Linux)."""
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids)
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -76,6 +77,13 @@ def cell_of(topic: str, of: int) -> str:
     return f"cell-{number + 1}"
 
 
+def address_of(topic: str, placement: str) -> str:
+    """The address of the cell of a topic, by the text of a placement file."""
+    tables = tomllib.loads(placement)
+    cells = (rule["cell"] for rule in tables["topics"] if re.fullmatch(rule["pattern"], topic))
+    return str(tables["cells"][next(cells, tables["default"])][0])
+
+
 def together(config: str) -> Mapping[str, str]:
     """The topics that belong to another one, and that one, as a configuration declares them."""
     try:
@@ -115,11 +123,20 @@ def _authority(certificate: Path) -> Path | None:
     return None
 
 
-def placement(config: Path, data: Path, listen: Sequence[str], of: int) -> str:
-    """The placement file of the cells of a configuration. `listen`: the options that say where it listens."""
+def place(file: Path, config: Path, data: Path, listen: Sequence[str], of: int) -> None:
+    """Writes the placement file of the cells of a configuration; another content has a higher version. `listen`: the
+    options that say where it listens."""
+    file.touch(0o600)
+    first, _, before = file.read_text().partition("\n")
+    rules = _placement(config, data, listen, of)
+    version = int(first.partition(" = ")[2] or 0) + (rules != before)
+    file.write_text(f"version = {version}\n{rules}")
+
+
+def _placement(config: Path, data: Path, listen: Sequence[str], of: int) -> str:
     text = config.read_text()
     addresses = _addresses(config, data, listen, of)
-    lines = ["version = 1", 'default = "cell-1"', "[cells]"]
+    lines = ['default = "cell-1"', "[cells]"]
     lines += [f'{name} = ["{address}"]' for name, address in addresses.items()]
     belongs = together(text)
     placed: list[tuple[str, str]] = []

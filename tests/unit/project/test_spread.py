@@ -34,13 +34,26 @@ def test_the_topics_of_a_server_are_spread_and_those_that_belong_together_are_no
     config, file = tmp_path / "sow.toml", tmp_path / "placement.toml"
     config.write_text(CONFIG)
     config.chmod(0o600)
-    file.write_text(spread.placement(config, tmp_path / "data", ["--listen", "127.0.0.1:20000"], 3))
+    spread.place(file, config, tmp_path / "data", ["--listen", "127.0.0.1:20000"], 3)
     placement = load_placement(file)
     assert dict(placement.cells) == {f"cell-{number}": (f"127.0.0.1:{19_999 + number}",) for number in (1, 2, 3)}
     names = ["trades", "quotes", "t-1", "t-2", "t-3", "a", "Z_", "a.b:c"]
     assert {name: placement.cell_of(name) for name in names} == {name: spread.cell_of(name, 3) for name in names}
     assert {placement.cell_of(name) for name in names} == {"cell-1", "cell-2", "cell-3"}
     assert {placement.cell_of(name) for name in ("orders", "sums", "orders-dead")} == {"cell-2"}
+    for name in [*names, "orders-dead"]:
+        assert (spread.address_of(name, file.read_text()),) == placement.cells[placement.cell_of(name)]
+
+
+def test_a_placement_with_another_content_has_a_higher_version(tmp_path: Path) -> None:
+    config, file = tmp_path / "sow.toml", tmp_path / "placement.toml"
+    versions = []
+    for text in (CONFIG, CONFIG, CONFIG.partition("[views")[0]):
+        config.write_text(text)
+        config.chmod(0o600)
+        spread.place(file, config, tmp_path / "data", ["--listen", "127.0.0.1:20000"], 3)
+        versions.append(load_placement(file).version)
+    assert versions == [1, 1, 2]
 
 
 @pytest.mark.parametrize("config", ["[replication]\n", '[placement]\nfile = "a.toml"\n'])
