@@ -300,6 +300,6 @@ def test_a_person_is_sent_to_a_cell_where_the_named_server_says_that_it_is() -> 
     has = CellProblem("c", "STRAYS", NOW, "c:1 has 1 topic that lives in b, the cell of this server")
     told = Placement("b", 1, "d", {"b": ("b:1",), "c": ("evil:1",)}, default="b", problems=(has,))
     (finding,) = judged_cells(told, Session("b:1", None, connect), {"b": "b:1", "c": "c:1"})
-    assert finding.advice == "ask it which copy is newer: sow --server c:1 doctor"
+    assert finding.advice == "its checks say which copy is newer: sow --server c:1 doctor"
     (finding,) = judged_cells(replace(told, cells={}), Session("b:1", None, connect), {"b": "b:1"})
-    assert finding.advice == "ask it which copy is newer"
+    assert finding.advice == "its checks say which copy is newer"
