@@ -71,6 +71,8 @@ class PartCore(SubscriptionCore):
         """Why it waits for its cell; None: it does not."""
         self.is_over = False
         """The cell has left the placement."""
+        self.is_cell = False
+        """There was no placement as it began, and now there is one."""
         self.placement_is_old = False
         """It has ended as it does with another placement: home is asked before the next call."""
         self.version = 0
@@ -230,6 +232,8 @@ class PartCore(SubscriptionCore):
 
     def ended(self, error: SowError, *, now: float, jitter: float) -> float:
         """As `SubscriptionCore.ended`."""
+        if self.is_cell:
+            raise self._failure(error)
         if not self.cell:
             return super().ended(error, now=now, jitter=jitter)
         placed = error.details.get("placement_version", "") if error.reason == "ACCESS_CHANGED" else ""
@@ -486,6 +490,11 @@ class JoinedCore(SubscriptionCore):
     @behind.setter
     def behind(self, _value: bool) -> None:
         """It is what the parts say."""
+
+
+def came() -> SowError:
+    """The error of a subscription that began without a placement, and would miss the topics of other cells."""
+    return ResyncRequired("the server has become one of several cells: subscribe again", reason="RESYNC_REQUIRED")
 
 
 def gone(cell: str) -> SowError:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -24,10 +25,11 @@ from sow_client import (
 )
 from sow_client.aio import _joining as aio_joining
 from sow_client.blocking import _joining as blocking_joining
-from tests.support.servers.cells import TwoCells, placement
+from tests.support.servers.cells import NOBODY, Calls, TwoCells, calls, placement
+from tests.support.servers.server import ServerProcess
 from tests.support.simulation.clients import Connect, connect
 
-__all__ = ["connect"]  # a fixture
+__all__ = ["calls", "connect"]  # fixtures
 pytestmark = pytest.mark.one_client
 
 
@@ -322,6 +324,31 @@ def test_a_call_that_goes_on_across_a_placement_is_resumed_and_may_break(
         with client.subscribe(topic_pattern=pattern(*topics), start=after) as changes:
             client.publish(topics[1], b"{}", key="last")
             assert told(taken(changes, 1)) == [("b", "put", topics[1], "last")]
+
+
+@pytest.mark.parametrize("sow", [False, True])
+def test_a_server_that_becomes_a_cell_is_told(connect: Connect, tmp_path: Path, calls: Calls, sow: bool) -> None:
+    """Topics of other cells would be missing. Without a placement it is asked for one once a connection."""
+    alone = '[server]\ndynamic_topics = true\ninstance = "a-1"\n'
+    with ServerProcess(tmp_path, alone) as server, connect(server.address) as client:
+        client.publish("a", b"{}", key="1")
+        follow = client.sow_and_subscribe if sow else client.subscribe
+        calls.clear()
+        with follow(topic_pattern="a|b") as changes:
+            if sow:
+                assert [change.op for change in islice(changes, 2)] == ["sow", "snapshot_end"]
+            server.restart()
+            client.publish("a", b"{}", key="2")
+            assert next(changes).op == "put"
+            asked = [method for _, method in calls if method == "GetPlacement"]
+            assert len(asked) == 2
+            assert isinstance(changes.bookmark, str)
+            text = placement(1, ("b", "b"), cells={"a": [server.address], "b": [NOBODY]})
+            (tmp_path / "placement.toml").write_text(text)
+            server.configure(alone + '[placement]\ncell = "a"\nfile = "placement.toml"\n')
+            server.restart()
+            with pytest.raises(ResyncRequired, match="one of several cells"):
+                next(changes)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription
 from sow_client._cells import Place, Way
-from sow_client._joined_core import JoinedCore, PartCore, gone
+from sow_client._joined_core import JoinedCore, PartCore, came, gone
 from sow_client._workers import AioCondition, AioFault, AioGuard, AioWorker
 from sow_client.aio._moving import AsyncTransport
 from sow_client.errors import SowError
@@ -183,7 +183,8 @@ class AioParts:
     async def _open(
         self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> AioSubscribeCall:
-        if self.found is None:  # it is the first call of home
+        is_first = self.found is None
+        if self.found is None:  # of home
             found = await self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
             self._core.begin(name, request, found)
@@ -196,7 +197,18 @@ class AioParts:
         way = self._calls.way_to(place)
         if part.cell and part.placed(await self._calls.version(way), request):
             await self._go_back(part)
-        return await self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+        call = await self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+        if not (is_first or part.cell) and await self._has_cells():
+            call.cancel()
+            part.is_cell = True
+            raise came()
+        return call
+
+    async def _has_cells(self) -> bool:
+        """True if a server that had no placement has one now. It is asked once a connection."""
+        with suppress(SowError):
+            return "" not in await self._calls.places()
+        return False
 
     async def _go_back(self, than: PartCore) -> None:
         """Parts that an older one has overtaken go back, as that one has ended now."""

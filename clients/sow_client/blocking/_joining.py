@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
 from sow_client._cells import Place, Way
-from sow_client._joined_core import JoinedCore, PartCore, gone
+from sow_client._joined_core import JoinedCore, PartCore, came, gone
 from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription
 from sow_client._workers import Condition, Fault, Guard, Worker
 from sow_client.blocking._moving import Transport
@@ -184,7 +184,8 @@ class Parts:
     def _open(
         self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> SubscribeCall:
-        if self.found is None:  # it is the first call of home
+        is_first = self.found is None
+        if self.found is None:  # of home
             found = self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)
             self._core.begin(name, request, found)
@@ -197,7 +198,18 @@ class Parts:
         way = self._calls.way_to(place)
         if part.cell and part.placed(self._calls.version(way), request):
             self._go_back(part)
-        return self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+        call = self._calls.open_call(way, None, request, connect_seconds=connect_seconds)
+        if not (is_first or part.cell) and self._has_cells():
+            call.cancel()
+            part.is_cell = True
+            raise came()
+        return call
+
+    def _has_cells(self) -> bool:
+        """True if a server that had no placement has one now. It is asked once a connection."""
+        with suppress(SowError):
+            return "" not in self._calls.places()
+        return False
 
     def _go_back(self, than: PartCore) -> None:
         """Parts that an older one has overtaken go back, as that one has ended now."""
