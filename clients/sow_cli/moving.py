@@ -35,6 +35,8 @@ from sow_client._cells import is_address
 ASK_SECONDS: Final = 0.05
 ASK_SOON_SECONDS: Final = 0.005
 """The pause between two questions while no cell takes the topics."""
+PREPARE_SECONDS: Final = 1.0
+"""The longest pause between two attempts to prepare: each is audited, and a large topic takes long."""
 TELL_SECONDS: Final = 10.0
 """A step that takes longer tells again what it waits for."""
 LAG_SECONDS: Final = 0.2
@@ -118,8 +120,8 @@ class Mover:
     def move(self) -> Moved:
         """Moves the topics. Raises Refused, SowError."""
         self._connect()
-        newest = max(self._instances, key=lambda one: one.placed.version)
-        text, version = newest.placed.text, newest.placed.version
+        newest = max(self._instances, key=lambda one: one.placed.version).placed
+        text, version = newest.text, newest.version
         cells = {topic: _cell_of(text, topic) for topic in self.topics}
         left = {cell for cell in cells.values() if cell != self.cell}
         if len(left) > 1:
@@ -212,8 +214,8 @@ class Mover:
     def _go_on_with_loss(self, targets: Sequence[_Instance], waiting: Sequence[_Instance]) -> Moved:
         """Lets the targets take the topics with what they have. Copies and links stay, for the case that servers of the
         other cell come back."""
-        newest = max(self._instances, key=lambda one: one.placed.version)
-        text, version = newest.placed.text, newest.placed.version
+        newest = max(self._instances, key=lambda one: one.placed.version).placed
+        text, version = newest.text, newest.version
         if any(_cell_of(text, topic) != self.cell for topic in self.topics):
             text, version = moved_text(text, self.topics, self.cell), version + 1
         others = [one for one in self._instances if one not in targets]
@@ -280,8 +282,7 @@ class Mover:
     def _check_sources(self, sources: Sequence[_Instance]) -> None:
         """Raises Refused where something would be lost, or parted."""
         for source, topic in product(sources, self.topics):
-            client = source.client
-            found = client.describe_topic(topic)
+            client, found = source.client, source.client.describe_topic(topic)
             if not found.is_view and not found.settings.journal:
                 raise Refused(f"{topic} has no journal, so it cannot be replicated: publish it anew in the other cell")
             left = [one.name for one in client.durables(topic) if not one.replicated and not one.pin]
@@ -381,12 +382,11 @@ class Mover:
     ) -> float | None:
         """Prepares the placement, and switches. Returns the seconds in which no cell took the topics."""
         names = [one.name for one in sources]
-        followers = [one for one in self._instances if one not in sources]
         if is_new:
             for target in targets:
                 self._prepare(target, text, names, sources)
-            for one in followers:
-                if one not in targets:
+            for one in self._instances:
+                if one not in sources and one not in targets:
                     one.client.prepare_placement(text, self.topics, names)
             time.sleep(self.links_before)
             self._await_even(sources, targets)
@@ -417,7 +417,7 @@ class Mover:
                 return error.message
             return ""
 
-        self._await([lacks])
+        self._await([lacks], longest=PREPARE_SECONDS)
         self.tell(f"{target.shown} is ready to take {_named(self.topics)}")
 
     def _check_refused(self, sources: Sequence[_Instance], target: _Instance) -> None:
@@ -450,15 +450,16 @@ class Mover:
             return f"{one.shown} waits: {placed.prepared.message}"
         return "" if placed.version >= version else f"{one.shown} has version {placed.version} of the placement"
 
-    def _await(self, conditions: Sequence[Callable[[], str]]) -> None:
-        """Returns once none of the conditions has a reason to wait any more."""
+    def _await(self, conditions: Sequence[Callable[[], str]], *, longest: float = ASK_SOON_SECONDS) -> None:
+        """Returns once none of the conditions has a reason to wait any more. `longest`: the pauses double up to it."""
         for condition in conditions:
-            told_at = time.monotonic()
+            told_at, pause = time.monotonic(), ASK_SOON_SECONDS
             while reason := condition():
                 if time.monotonic() - told_at > TELL_SECONDS:
                     self.tell(reason)
                     told_at = time.monotonic()
-                time.sleep(ASK_SOON_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
 
     # ---- the end ----
 

@@ -47,6 +47,10 @@ class TopicCells:
         """True if a topic that exists is placed here: to patterns and lists, others do not exist (rule C3)."""
         return self._places is None or self._places.elsewhere(topic) is None
 
+    def expect(self, topic: str) -> bool:
+        """True if a topic is on its way to this cell (rule C16)."""
+        return self._places is not None and topic in self._places.held
+
     def match(self, topic: str) -> bool:
         """As `have`, for the pattern of the call."""
         if self._stay and (found := self._matched.get(topic)) is not None:

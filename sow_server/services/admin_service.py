@@ -312,6 +312,8 @@ def _check_stray(call: Call, name: str) -> None:
         raise no_topic(name)
     if call.cells.have(name):
         raise convert.invalid("here", f"{name!r} is placed in this cell; it is for a copy that was left behind")
+    if call.cells.expect(name):
+        raise convert.invalid("here", f"{name!r} is on its way to this cell: undo that first (sow cells move --abort)")
 
 
 @contextmanager
