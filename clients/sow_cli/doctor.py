@@ -58,6 +58,7 @@ PIN_IDLE_TOLD: Final = timedelta(minutes=5)
 LINK_LAG_WARNED: Final = timedelta(minutes=1)
 _CALLS: Final = 5
 _TLS_SECONDS: Final = 3.0
+_CELLS_AT_A_TIME: Final = 64
 
 
 @click.command(short_help="Find out what is wrong, and what to do.")
@@ -144,10 +145,25 @@ def examined(session: Session, *, here: bool = False) -> Iterator[Finding]:
         addresses = {cell: one.servers_of("") for cell, one in cells.items() if not isinstance(one, SowError)}
         for finding in _of_server(client.here, session, addresses):
             yield replace(finding, cell=own) if several else finding
-        for cell, one in cells.items() if several else ():
-            if cell != own:
-                for finding in _of_other(one, session, addresses):
-                    yield replace(finding, cell=cell)
+        others = [(cell, one) for cell, one in cells.items() if cell != own] if several else []
+        yield from _of_others(others, session, addresses)
+
+
+def _of_others(
+    others: Sequence[tuple[str, Client | SowError]], session: Session, addresses: Mapping[str, str]
+) -> Iterator[Finding]:
+    """The checks of the other cells, in their order. They are made at the same time, as each may hang."""
+    if not others:
+        return
+    from concurrent.futures import ThreadPoolExecutor  # one server needs none
+
+    def examine(place: tuple[str, Client | SowError]) -> list[Finding]:
+        cell, one = place
+        return [replace(finding, cell=cell) for finding in _of_other(one, session, addresses)]
+
+    with ThreadPoolExecutor(_CELLS_AT_A_TIME) as threads:
+        for findings in threads.map(examine, others):
+            yield from findings
 
 
 def _of_other(client: Client | SowError, session: Session, addresses: Mapping[str, str]) -> Iterator[Finding]:

@@ -21,8 +21,9 @@ from sow_client import _ends
 
 _Arguments = TypeVarTuple("_Arguments")
 
-TOGETHER_MAX: Final = 32
-"""Threads of calls that are made together; further calls wait for one."""
+TOGETHER_MAX: Final = 256
+"""Threads of calls that are made together; further calls wait for one. There are as many as cells of a placement, so
+cells that hang cost a list one timeout, and not one after the other."""
 
 Lock = threading.Lock
 AioLock = asyncio.Lock

@@ -20,6 +20,7 @@ from sow_client.aio._consuming import AioAcknowledger
 from sow_client.aio._loading import AioStageCall, AsyncLoadStager
 from sow_client.blocking._consuming import Acknowledger
 from sow_client.errors import Aborted
+from sow_server.placement import CELLS_MAX
 
 SECONDS_MAX = 20.0  # before a hanging test fails; nothing takes as long
 
@@ -270,6 +271,11 @@ def test_more_calls_than_threads_are_all_made() -> None:
     together([partial(made.append, number) for number in range(3 * TOGETHER_MAX)])
     assert sorted(made) == list(range(3 * TOGETHER_MAX))
     together([])
+
+
+def test_no_cell_of_a_placement_waits_for_another_one() -> None:
+    """Story: of 100 cells that hung, a list waited for four times its timeout."""
+    assert TOGETHER_MAX >= CELLS_MAX
 
 
 def test_the_same_in_tasks() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -293,6 +295,27 @@ def test_the_copy_of_a_topic_is_asked_for_where_the_named_server_says_that_its_c
     both = [*judged_cells(replace(told, strays=(stray, replace(stray, topic="fills"))), session, {"c": "c:1"})]
     assert len(both) == 2
     assert asked == ["c:1"] * 2, "a cell that is away is waited for once"
+
+
+class Elsewhere:
+    """A client of a cell."""
+
+    def servers_of(self, _topic: str) -> str:
+        return "127.0.0.1:1"
+
+
+def test_cells_that_hang_are_examined_at_the_same_time() -> None:
+    begun = threading.Barrier(2)
+
+    def hangs(_session: Session) -> Client:
+        begun.wait(30)
+        raise Unavailable("nobody", reason="UNREACHABLE")
+
+    client = cast(Client, Elsewhere())
+    found = [*doctor._of_others([("b", client), ("c", client)], Session("a:1", None, hangs), {})]
+    assert [(one.cell, one.check) for one in found] == [
+        ("b", "connection"), ("b", "tls"), ("c", "connection"), ("c", "tls"),
+    ]  # fmt: skip
 
 
 def test_a_person_is_sent_to_a_cell_where_the_named_server_says_that_it_is() -> None:
