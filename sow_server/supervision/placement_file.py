@@ -76,11 +76,12 @@ def _problem(cells: Mapping[str, Config], placement: Placement) -> str:
     """The reason why the cells cannot have this placement; "": they can."""
     for name, config in cells.items():
         servers = placement.cells.get(name)
-        if servers is None:
-            return f"[cells] has no {name}, which --cells {len(cells)} starts"
         ports = {split_address(listener.listen)[1] for listener in config.listeners}
+        told = " or ".join(map(str, sorted(ports)))
+        if servers is None:
+            said = f"[cells] has no {name}, which --cells {len(cells)} starts"
+            return f"{said}: add it, with the port {told}, and raise the version"
         if not ports & {split_address(server)[1] for server in servers}:
-            told = " or ".join(map(str, sorted(ports)))
             return f"[cells] {name}: none of its addresses has the port where {name} listens, {told}"
     return ""
 

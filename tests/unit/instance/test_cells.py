@@ -325,7 +325,8 @@ def test_a_file_that_somebody_changed_is_never_written(machine: Machine) -> None
     prepare(machine.cells(2))
     with pytest.raises(ConfigError) as refused:
         prepare(machine.cells(3))
-    assert str(refused.value) == f"{machine.made}: [cells] has no cell-3, which --cells 3 starts"
+    said = "[cells] has no cell-3, which --cells 3 starts: add it, with the port 7452, and raise the version"
+    assert str(refused.value) == f"{machine.made}: {said}"
     with pytest.raises(ConfigError) as refused:
         prepare(machine.cells(2, '[server]\nlisten = "127.0.0.1:7500"\n'))
     assert str(refused.value) == (
