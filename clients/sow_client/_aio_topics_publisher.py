@@ -24,7 +24,7 @@ from sow_client.errors import Refusal, SowError
 
 
 class AioDoors(Protocol):
-    """What a client gives to its publisher of many topics; see `Doors`."""
+    """Gives a publisher of many topics the use of its client; see `Doors`."""
 
     def core(self, topic: str) -> TopicCore: ...
 

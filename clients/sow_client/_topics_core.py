@@ -36,7 +36,7 @@ from sow_client._publish_core import (
 from sow_client.errors import PublishFailed, Refusal, SowError
 
 TOPIC_BYTES: Final = 4096
-"""What a topic with buffered records counts for in the bound of its cell, beside its payloads."""
+"""A topic with buffered records counts for so much in the bound of its cell, beside its payloads."""
 _OF_ONE: Final = frozenset({"BACKLOG_QUOTA_EXCEEDED", "LIMIT_EXCEEDED"})
 """Passing reasons that may concern one topic alone."""
 
@@ -178,7 +178,7 @@ class CellCore:
 
     @property
     def needs(self) -> Needed | None:
-        """What the server of the next stream must know."""
+        """The contract that the server of the next stream must have."""
         found = None
         for core in self.cores.values():
             if core.needs is not None:

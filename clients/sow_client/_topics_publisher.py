@@ -25,7 +25,7 @@ from sow_client.errors import PublishFailed, Refusal, SowError
 
 
 class Doors(Protocol):
-    """What a client gives to its publisher of many topics."""
+    """Gives a publisher of many topics the use of its client."""
 
     def core(self, topic: str) -> TopicCore:
         """The core of another topic."""
@@ -242,7 +242,7 @@ class Many(_process.Owned):
                 lane.settles_in(self._cell_of(lane._lane_core))
 
     def failed(self, failure: BaseException) -> None:
-        """What has ended a thread, such as an exception of a callback, ends the publisher."""
+        """The publisher ends with what has ended a thread, such as an exception of a callback."""
         self.failure = self.failure or failure
         for lane in self.lanes.values():
             lane.fails(lane._failure or failure)

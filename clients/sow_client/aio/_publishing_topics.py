@@ -66,7 +66,7 @@ class AsyncTopicsPublishing(AsyncPublishing):
 
 
 class _Doors:
-    """What a publisher of many topics gets of its client."""
+    """A client, as its publisher of many topics uses it."""
 
     def __init__(self, client: AsyncPublishing, defaults: StreamDefaults, options: PublisherOptions) -> None:
         self._client = client

@@ -67,7 +67,7 @@ class TopicsPublishing(Publishing):
 
 
 class _Doors:
-    """What a publisher of many topics gets of its client."""
+    """A client, as its publisher of many topics uses it."""
 
     def __init__(self, client: Publishing, defaults: StreamDefaults, options: PublisherOptions) -> None:
         self._client = client
