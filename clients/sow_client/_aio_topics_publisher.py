@@ -228,7 +228,7 @@ class AsyncTopicsPublisher(Figures, _process.Owned):
         return cell
 
     def _goes(self, lane: _Lane, delay: float) -> None:
-        if delay:
+        if delay and not self._closing:
             asyncio.get_running_loop().call_later(delay, self._arrives, lane)
         else:
             self._arrives(lane)

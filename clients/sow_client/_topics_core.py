@@ -139,6 +139,8 @@ class CellCore:
         del self.cores[core.topic]
         self._bytes -= core.sealed_bytes
         self._queued = deque(one for one in self._queued if one is not core)
+        while core in self.pending:  # else the stream would be opened for it again and again
+            self.pending.remove(core)
 
     # ---- the buffer ----
 
@@ -153,8 +155,6 @@ class CellCore:
         while self._left and self.pending:
             self._left -= 1
             core = self.pending.popleft()
-            if core.cell is not self:
-                continue
             core.lane.rests()
             if core.pending:
                 core.seal()

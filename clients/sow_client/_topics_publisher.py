@@ -229,6 +229,8 @@ class Many(_process.Owned):
 
     def goes(self, lane: _Lane, delay: float) -> None:
         """A topic goes to where it lives, after a while."""
+        if self.closing:
+            return
         if not delay:
             lane.settles_in(self._cell_of(lane._lane_core))
             return

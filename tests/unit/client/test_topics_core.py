@@ -152,11 +152,12 @@ def test_an_outage_ends_the_topics_that_have_waited_too_long() -> None:
     gone = Unavailable("gone", reason="UNREACHABLE")
     world.put("x", b"1")
     world.cell.seal()
+    world.put("x", b"2")
     assert 0.0 < world.fail(gone, now=0.0) <= 10.0
     world.put("y", b"1")
-    world.cell.seal()
     assert world.fail(gone, now=9.0) > 0.0
     world.fail(gone, now=20.0)
+    assert [*world.cell.pending] == [world.cores["y"]], "no stream is opened for a topic that has failed"
     failed = {topic: lane.failure is not None for topic, lane in world.lanes.items()}
     assert failed["x"]
     assert not failed["idle"]
