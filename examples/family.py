@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Final, Self
 
 from examples.flights import KEY_FIELDS, read_flights
-from sow_client import Client, Key, Publisher, Record, Subscription, View, share_of
+from sow_client import Client, Key, Record, Subscription, View, share_of
 
 SHARES: Final = 64
 FLIGHTS: Final = 20_000
@@ -45,12 +43,6 @@ class Family:
     def count(self, wanted: str = "") -> int:
         """The number of records that match a filter [2]."""
         return sum(self.client.count(topic, wanted) for topic in self.topics)
-
-    @contextmanager
-    def publishers(self, ttl: str) -> Iterator[dict[str, Publisher]]:
-        """A publisher for each topic, by its name. They end when all records are on disk."""
-        with ExitStack() as ending:
-            yield {topic: ending.enter_context(self.client.publisher(topic, ttl=ttl)) for topic in self.topics}
 
 
 class Live:
@@ -98,9 +90,9 @@ def main(server: str = "127.0.0.1:7450", flights: int = FLIGHTS) -> None:
         for cell, part in client.cells().items():
             mine = {topic.name for topic in part.topics()}
             print(f"{cell or 'the server'} has {len(mine.intersection(family.topics))} topics of the family")
-        with family.publishers(ttl="1h") as publishers:
+        with client.topics_publisher(ttl="1h") as publisher:
             for flight in read_flights(flights):
-                publishers[family.of(flight.key)].publish(flight.document)
+                publisher.publish(family.of(flight.key), flight.document)
         print(f"{flights:,} flights published, the last departure of each of {family.count():,} numbers is there")
         key = ("UA", 1545, "EWR")
         found = family.get(key)

@@ -145,6 +145,8 @@ from sow_client.errors import (
 if TYPE_CHECKING:
     from sow_client._aio_publisher import AsyncPublisher
     from sow_client._aio_subscription import AsyncSubscription
+    from sow_client._aio_topics_publisher import AsyncTopicsPublisher
+    from sow_client._topics_publisher import TopicsPublisher
     from sow_client.aio import AsyncClient
     from sow_client.aio._consuming import AsyncDurableSubscription
     from sow_client.aio._following import AsyncLiveView
@@ -166,7 +168,9 @@ _LATER: Final = {
     "AsyncQueryResult": "sow_client.aio._reading",
     "AsyncPublisher": "sow_client._aio_publisher",
     "AsyncSubscription": "sow_client._aio_subscription",
+    "AsyncTopicsPublisher": "sow_client._aio_topics_publisher",
     "AsyncTransaction": "sow_client.aio._transactions",
+    "TopicsPublisher": "sow_client._topics_publisher",
 }
 """Names that are imported at their first use: a program has one of the two clients, and short ones start sooner."""
 
@@ -199,6 +203,7 @@ __all__ = [
     "AsyncPublisher",
     "AsyncQueryResult",
     "AsyncSubscription",
+    "AsyncTopicsPublisher",
     "AsyncTransaction",
     "BacklogActionName",
     "BackupMade",
@@ -309,6 +314,7 @@ __all__ = [
     "TopicSettings",
     "TopicSettingsArguments",
     "TopicStatistics",
+    "TopicsPublisher",
     "TouchOnlyName",
     "Transaction",
     "Unavailable",

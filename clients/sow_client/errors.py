@@ -186,16 +186,25 @@ class PublishFailed(SowError):
     """Records of a publisher or of `publish_many` were refused; all others were applied.
 
     `refusals` are the first of them (a publisher keeps at most 10,000); `refused` counts all. `reason` is that of the
-    first, in an atomic request that of the record because of which the others were refused.
+    first, in an atomic request that of the record because of which the others were refused. `topics` has the refusals
+    of each topic, of a publisher to several; there `index` is the position among the records of the topic.
     """
 
-    def __init__(self, refusals: Sequence[Refusal], *, refused: int | None = None) -> None:
+    def __init__(
+        self,
+        refusals: Sequence[Refusal],
+        *,
+        refused: int | None = None,
+        topics: Mapping[str, tuple[Refusal, ...]] | None = None,
+    ) -> None:
         self.refusals = tuple(refusals)
+        self.topics: Mapping[str, tuple[Refusal, ...]] = topics or {}
         self.refused = len(self.refusals) if refused is None else refused
         first = next((one for one in self.refusals if one.reason != "ATOMIC_ABORTED"), self.refusals[0])
         which = "the first is" if first is self.refusals[0] else "the cause is"
+        where = f"{', '.join(self.topics)}: " if self.topics else ""
         super().__init__(
-            f"{self.refused} record{'s were' if self.refused != 1 else ' was'} refused; "
+            f"{where}{self.refused} record{'s were' if self.refused != 1 else ' was'} refused; "
             f"{which} number {first.index}: {first.message}",
             reason=first.reason,
             details={"refused": str(self.refused)},

@@ -188,6 +188,27 @@ def test_a_dropped_publisher_sends_its_records(server: ServerProcess) -> None:
     assert (told[0].category, told[0].filename) == (ResourceWarning, __file__)
 
 
+def test_a_dropped_publisher_of_many_topics_sends_their_records(server: ServerProcess) -> None:
+    topics = [made(server, f"drops.{number}") for number in range(3)]
+    with server.client() as client, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        publisher = client.topics_publisher(linger=600)
+        for topic in topics:
+            publisher.publish(topic, {"id": 1})
+
+        del publisher
+        gc.collect()
+
+        told: list[warnings.WarningMessage] = []
+        for _ in range(10_000):
+            told = [one for one in caught if "'drops.0'" in str(one.message)]
+            if [*map(client.count, topics)] == [1, 1, 1] and told:  # asks each time, as above
+                break
+        assert [*map(client.count, topics)] == [1, 1, 1]
+    assert "was not closed: 3 records were sent at its end" in str(told[0].message)
+    assert (told[0].category, told[0].filename) == (ResourceWarning, __file__)
+
+
 def test_a_publisher_that_has_nothing_to_send_is_dropped_without_a_word(server: ServerProcess) -> None:
     with server.client() as client, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

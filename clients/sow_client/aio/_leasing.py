@@ -18,7 +18,7 @@ from sow_client._lifetimes import lifetime_message
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client._workers import AioLock, AioWorker
 from sow_client.aio._administration import AsyncAdministration
-from sow_client.aio._publishing import AsyncPublishing
+from sow_client.aio._publishing_topics import AsyncTopicsPublishing
 from sow_client.aio._reading import AsyncReading
 from sow_client.aio._transactions import Collected
 from sow_client.errors import (
@@ -36,7 +36,7 @@ _OTHER_RECORD: Final = frozenset({"CONDITION_FAILED", "RECORD_NOT_FOUND"})
 """Refusals of a renewal because a record is not there, or not at the version that was named."""
 
 
-class AsyncLeasing(AsyncPublishing, AsyncReading, AsyncAdministration):
+class AsyncLeasing(AsyncTopicsPublishing, AsyncReading, AsyncAdministration):
     """The call that makes a lease."""
 
     def lease(self, ttl: Ttl, *, on_lost: Callable[[LeaseLost], object] | None = None) -> AsyncLease:

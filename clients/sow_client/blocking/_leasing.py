@@ -19,7 +19,7 @@ from sow_client._lifetimes import lifetime_message
 from sow_client._records import DurabilityName, Published, Ttl
 from sow_client._workers import Lock, Worker
 from sow_client.blocking._administration import Administration
-from sow_client.blocking._publishing import Publishing
+from sow_client.blocking._publishing_topics import TopicsPublishing
 from sow_client.blocking._reading import Reading
 from sow_client.blocking._transactions import Collected
 from sow_client.errors import (
@@ -37,7 +37,7 @@ _OTHER_RECORD: Final = frozenset({"CONDITION_FAILED", "RECORD_NOT_FOUND"})
 """Refusals of a renewal because a record is not there, or not at the version that was named."""
 
 
-class Leasing(Publishing, Reading, Administration):
+class Leasing(TopicsPublishing, Reading, Administration):
     """The call that makes a lease."""
 
     def lease(self, ttl: Ttl, *, on_lost: Callable[[LeaseLost], object] | None = None) -> Lease:

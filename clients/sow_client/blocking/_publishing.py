@@ -40,6 +40,7 @@ from sow_client.errors import Refusal, SowError
 
 if TYPE_CHECKING:
     from sow_client._frame_rows import NanMode
+    from sow_client._topics_core import CellCore
 
 _Key = TypeVar("_Key", bound=Key)
 
@@ -565,14 +566,14 @@ class Publishing(Calls):
 
     def _open_stream(
         self,
-        core: PublishCore,
+        core: PublishCore | CellCore,
         way: Way[Transport],
         home: Home,
         next_epoch: Callable[[], OpenedPublisher] | None,
         requests: Iterator[sow_pb2.PublishStreamRequest],
     ) -> StreamCall:
         needs, place = core.needs, way.place
-        if next_epoch is not None and core.wants_epoch:
+        if next_epoch is not None and isinstance(core, PublishCore) and core.wants_epoch:
             core.opened(next_epoch())
         core.failover = self._failover_in(place)
         if not core.is_bound:

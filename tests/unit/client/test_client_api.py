@@ -19,6 +19,7 @@ from sow_client import (
     AsyncLiveView,
     AsyncPublisher,
     AsyncSubscription,
+    AsyncTopicsPublisher,
     AsyncTransaction,
     Client,
     DurableSubscription,
@@ -26,6 +27,7 @@ from sow_client import (
     LiveView,
     Publisher,
     Subscription,
+    TopicsPublisher,
     Transaction,
 )
 from tests.support.servers.server import unmeasured
@@ -39,7 +41,7 @@ PUBLIC = {
     "Key",
     "Token",
     "EARLIEST", "NEVER", "UNLIMITED", "Aborted", "Ack", "AlreadyExists", "AsyncClient", "AsyncDurableSubscription",
-    "AsyncTransaction", "Transaction",
+    "AsyncTopicsPublisher", "AsyncTransaction", "TopicsPublisher", "Transaction",
     "AsyncJoinedSubscription", "JoinedSubscription", "AsyncLease", "Lease", "LeaseLost", "LifetimeIgnoredWarning",
     "TouchOnlyName",
     "AsyncLoadStager", "AsyncPublisher", "AsyncQueryResult", "AsyncSubscription", "BacklogActionName", "BackupMade",
@@ -74,6 +76,7 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
     for blocking, asynchronous in (
         (Client, AsyncClient),
         (Publisher, AsyncPublisher),
+        (TopicsPublisher, AsyncTopicsPublisher),
         (Subscription, AsyncSubscription),
         (DurableSubscription, AsyncDurableSubscription),
         (LiveResult, AsyncLiveResult),
@@ -100,6 +103,8 @@ def test_every_public_method_has_a_docstring() -> None:
         AsyncClient,
         Publisher,
         AsyncPublisher,
+        TopicsPublisher,
+        AsyncTopicsPublisher,
         Subscription,
         AsyncSubscription,
         DurableSubscription,

@@ -13,6 +13,7 @@ from sow_client import (
     FailedPrecondition,
     InternalError,
     InvalidArgument,
+    PermissionDenied,
     Publisher,
     PublishFailed,
     Refusal,
@@ -129,6 +130,55 @@ def test_publisher_raises_refusals_on_flush_with_their_place_in_the_stream(serve
     assert caught.value.refusals == (Refusal(2, "LIFETIME_REJECTED", "no"),)
     rpc.terminate((), grpc.StatusCode.OK, "")
     publisher.close()  # reported once
+
+
+def test_a_publisher_of_many_topics_has_one_stream_and_a_topic_fails_alone(server: Server) -> None:
+    """A status ends the stream: it is about the oldest request, and what is left goes on another stream."""
+    acks: list[tuple[str, int]] = []
+
+    def settled(topic: str, ack: Ack) -> None:
+        acks.append((topic, ack.applied))
+
+    publisher = server.client.topics_publisher(linger=60, on_ack=settled)
+    for topic in ("orders", "secret", "trades"):
+        publisher.publish(topic, b"{}")
+    call = server.begin(publisher.flush)
+    rpc = server.publish_stream()
+    requests = [rpc.take_request() for _ in range(3)]
+    assert [request.topic for request in requests] == ["orders", "secret", "trades"]
+    assert len({request.publisher.publisher_id for request in requests}) == 3
+    rpc.send_response(acknowledged(1))
+    denied = status_details(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", "no")
+    rpc.terminate(denied, grpc.StatusCode.PERMISSION_DENIED, "no")
+    rpc = server.publish_stream()
+    assert rpc.take_request().topic == "trades"
+    rpc.send_response(acknowledged(1))
+    with pytest.raises(PermissionDenied, match=r"^secret: no; 0 records were acknowledged, 1 were not") as caught:
+        call.result(SECONDS_MAX)
+    assert caught.value.details["topic"] == "secret"
+    assert acks == [("orders", 1), ("trades", 1)]
+    with pytest.raises(PermissionDenied):
+        publisher.publish("secret", b"{}")
+    publisher.publish("orders", b"{}")
+    publisher.abort()
+    assert (publisher.applied, publisher.unacknowledged) == (2, 2)
+
+
+def test_a_callback_that_raises_ends_a_publisher_of_many_topics(server: Server) -> None:
+    def raises(topic: str, ack: Ack) -> None:
+        raise LookupError(topic)
+
+    publisher = server.client.topics_publisher(on_ack=raises)
+    publisher.publish("orders", b"{}")
+    call = server.begin(publisher.flush)
+    rpc = server.publish_stream()
+    rpc.take_request()
+    rpc.send_response(acknowledged(1))
+    with pytest.raises(LookupError, match="orders"):
+        call.result(SECONDS_MAX)
+    with pytest.raises(LookupError):
+        publisher.publish("trades", b"{}")
+    publisher.abort()
 
 
 def test_publisher_passes_refusals_to_its_callback(server: Server) -> None:
