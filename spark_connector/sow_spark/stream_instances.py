@@ -3,7 +3,8 @@
 [1]  An instance stays in use as long as it answers. If it is lost, the next one is the instance whose journal the
      offsets belong to, if that serves, and otherwise the first of the list that serves.
 [2]  A stream of one topic is in the cell of its topic. If the topic moves to another cell, the attempt under way is
-     made again there (rule C10). While no cell takes the topic, it is made again, too (rule C17).
+     made again there (rule C10). While no cell takes the topic, it is made again, too (rule C17). Without cells one
+     address stays one instance: behind a proxy another one may lack changes of the first.
 """
 
 from __future__ import annotations
@@ -50,12 +51,13 @@ class InstanceInUse:
         self._given = connecting
         self._named = named
         self._topic = topic
+        self._is_looked_at = False  # the one instance
         self._now = now
         self._pause = pause
         self.connecting = connecting
         """The connection to the instance in use."""
         self.epoch: str | None = None
-        """The epoch of its journal. None if none is in use, or there is one instance for several topics."""
+        """The epoch of its journal. None if none is in use, or there is no other one to which the query could go."""
         self.life: ExitStack | None = None
         """Ends with the use of the instance."""
         self.client: Client | None = None
@@ -89,10 +91,9 @@ class InstanceInUse:
         if self.epoch is not None:
             return
         if not self.several:
-            if self._topic:
-                self.epoch = self.call(
-                    "looking at the instance", lambda client: client.describe_instance()
-                ).journal_epoch
+            if self._topic and not self._is_looked_at:
+                self.epoch = self.call("looking at the instance", _epoch_in_a_cell)
+                self._is_looked_at = True
             return
         found: tuple[Connecting, Instance] | None = None
         for to, instance in self._ask_all():
@@ -151,7 +152,7 @@ class InstanceInUse:
         if to is not self._given:
             self._end()
             self._given = self.connecting = to
-            self.epoch = None
+            self.epoch, self._is_looked_at = None, False
             raise Elsewhere
 
     def close(self) -> None:
@@ -164,3 +165,15 @@ class InstanceInUse:
         if self.life is not None:
             self.life.close()
             self.life = self.client = None
+
+
+def _epoch_in_a_cell(client: Client) -> str | None:
+    """The epoch of the journal of a server that is in a cell; None: it has no placement."""
+    try:
+        if not client.placement().cell:
+            return None
+    except SowError as error:
+        if error.reason != "UNIMPLEMENTED":
+            raise
+        return None  # an older server has none
+    return client.describe_instance().journal_epoch

@@ -41,7 +41,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, Topic
-from sow_spark.connection import connect, retried
+from sow_spark.connection import connect, in_cell, retried
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
@@ -434,9 +434,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 yield from rows(client, partition.start, partition.end, elsewhere=partition.elsewhere)
             except SowSourceError as error:
-                if error.reason not in (ELSEWHERE, "BOOKMARK_OTHER_EPOCH"):
+                has_moved = in_cell(partition.connecting, client, topic) is not partition.connecting
+                if not has_moved or error.reason not in (ELSEWHERE, "BOOKMARK_OTHER_EPOCH"):
                     raise
-                try:  # the topic has moved meanwhile [6]
+                try:  # [6]
                     with translated(f"reading the changes of topic {topic} in another cell, after {partition.after}"):
                         plan = retried(partition.connecting, lambda: client.plan_changes(topic, start=partition.after))
                 except SowSourceError as refused:
@@ -503,15 +504,18 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> ChangesPlan:
         """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
         position, if the topic is new to the query, or the options allow that."""
+        # One instance that is taken for the one of the offset, and is another one, refuses it: it may lack changes.
+        at = marked(start) if self._instance.several or self._is_foreign(start) else bookmark_of(start)
         try:
-            return self._plan(topic, "planning a micro-batch", marked(start), end, max_entries, max_bytes)
+            return self._plan(topic, "planning a micro-batch", at, end, max_entries, max_bytes)
         except SowSourceError as error:
             if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
                 raise SowSourceError(
                     "UNREACHABLE",
                     f"the instance with the journal {start['epoch']} does not serve, and "
                     f"{self._instance.connecting.server} does not know where to go on in its place",
-                    "wait for it, or link the instances in both directions",
+                    "wait for it, or link the instances in both directions; "
+                    "if the topic has moved to another cell, start a query with a new checkpoint",
                 ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
