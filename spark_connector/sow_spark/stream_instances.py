@@ -2,6 +2,9 @@
 
 [1]  An instance stays in use as long as it answers. If it is lost, the next one is the instance whose journal the
      offsets belong to, if that serves, and otherwise the first of the list that serves.
+[2]  A stream of one topic is in the cell of its topic. If the topic moves to another cell, the attempt under way is
+     made again there (rule C10). While no cell takes the topic, it is made again, too (rule C17). Without cells one
+     address stays one instance: behind a proxy another one may lack changes of the first.
 """
 
 from __future__ import annotations
@@ -22,15 +25,13 @@ LOSSES: Final = frozenset({"UNREACHABLE", "NOT_SERVING", "STOPPING", "STORE_FAIL
 ASK_MICROS: Final = 2_000_000
 """The longest time to wait for one instance, while another one may serve."""
 PAUSE_SECONDS: Final = 0.5
+ELSEWHERE: Final = "TOPIC_ELSEWHERE"
 
 _Answer = TypeVar("_Answer")
 
 
-class _Elsewhere(Exception):
-    """The topic is in another cell."""
-
-    def __init__(self, connecting: Connecting) -> None:
-        self.connecting = connecting
+class Elsewhere(Exception):
+    """The topic is in another cell than before. The next call goes there [2]."""
 
 
 class InstanceInUse:
@@ -49,13 +50,14 @@ class InstanceInUse:
         `connecting`."""
         self._given = connecting
         self._named = named
-        self._sought = topic  # its cell is not known yet
+        self._topic = topic
+        self._is_looked_at = False  # the one instance
         self._now = now
         self._pause = pause
         self.connecting = connecting
         """The connection to the instance in use."""
         self.epoch: str | None = None
-        """The epoch of its journal; None if the option names one instance, or none is in use."""
+        """The epoch of its journal. None if none is in use, or there is no other one to which the query could go."""
         self.life: ExitStack | None = None
         """Ends with the use of the instance."""
         self.client: Client | None = None
@@ -73,12 +75,11 @@ class InstanceInUse:
             try:
                 self._use(epoch)
                 return attempt()
-            except _Elsewhere as moved:
-                self._end()
-                self._given = self.connecting = moved.connecting
-                self.epoch = None
+            except Elsewhere:
+                continue
             except SowSourceError as error:
-                if not self.several or error.reason not in LOSSES:
+                moves = bool(self._topic) and error.reason == ELSEWHERE
+                if not moves and not (self.several and error.reason in LOSSES):
                     raise
                 self.close()
                 if self._now() >= give_up:
@@ -87,7 +88,12 @@ class InstanceInUse:
 
     def _use(self, epoch: str | None) -> None:
         """Chooses an instance, if there is a choice and none is in use."""
-        if not self.several or self.epoch is not None:
+        if self.epoch is not None:
+            return
+        if not self.several:
+            if self._topic and not self._is_looked_at:
+                self.epoch = self.call("looking at the instance", _epoch_in_a_cell)
+                self._is_looked_at = True
             return
         found: tuple[Connecting, Instance] | None = None
         for to, instance in self._ask_all():
@@ -121,24 +127,33 @@ class InstanceInUse:
                 yield replace(self._given, server=address, connect_timeout_micros=limit, retry_for_micros=0)
 
     def call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
-        """The result of a call, which is repeated while the instance is unreachable. The first one of a topic names it,
-        and is made again in its cell."""
+        """The result of a call, which is repeated while the instance is unreachable. Raises Elsewhere [2]."""
         if self.client is None:
             self.life = ExitStack()
             self.client = self.life.enter_context(connect(self.connecting))
         client = self.client
-        with translated(f"{doing}, {self._named}"):
-            answer = retried(self.connecting, lambda: call(client))
-        if self._sought:
-            # The first call is about the topic, and has found its cell (rule C10).
-            to, self._sought = in_cell(self._given, client, self._sought), ""
-            if to is not self._given:
-                raise _Elsewhere(to)
+        try:
+            with translated(f"{doing}, {self._named}"):
+                answer = retried(self.connecting, lambda: call(client))
+        except SowSourceError as error:
+            if error.reason != ELSEWHERE:
+                self._follow(client)  # the error is about a position in the former cell
+            raise
+        self._follow(client)
         if client.instance is not None:
             # A name with several addresses. The offsets are bookmarks of this one, so the query waits for it.
             self.connecting = kept(self.connecting, client)  # its only cell
             self._end()
         return answer
+
+    def _follow(self, client: Client) -> None:
+        """Raises Elsewhere if the call that has ended has found the topic in another cell [2]."""
+        to = in_cell(self._given, client, self._topic) if self._topic else self._given
+        if to is not self._given:
+            self._end()
+            self._given = self.connecting = to
+            self.epoch, self._is_looked_at = None, False
+            raise Elsewhere
 
     def close(self) -> None:
         """Ends the use of the instance."""
@@ -150,3 +165,15 @@ class InstanceInUse:
         if self.life is not None:
             self.life.close()
             self.life = self.client = None
+
+
+def _epoch_in_a_cell(client: Client) -> str | None:
+    """The epoch of the journal of a server that is in a cell; None: it has no placement."""
+    try:
+        if not client.placement().cell:
+            return None
+    except SowError as error:
+        if error.reason != "UNIMPLEMENTED":
+            raise
+        return None  # an older server has none
+    return client.describe_instance().journal_epoch

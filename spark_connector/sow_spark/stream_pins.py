@@ -26,7 +26,7 @@ from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
 from sow_spark.reading import RENEWALS_PER_LEASE, renewed
-from sow_spark.stream_instances import InstanceInUse
+from sow_spark.stream_instances import Elsewhere, InstanceInUse
 from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
 
 RENEWED_SECONDS: Final = 60.0
@@ -84,7 +84,7 @@ class Pins:
         name = self._reading.pin_name or offset["pin"]
         self._pinned = {}
         for topic in topics:
-            with suppress(SowSourceError):  # it goes by itself, after `pinLease`
+            with suppress(SowSourceError, Elsewhere):  # it goes by itself, after `pinLease`
                 self._instance.call("removing a pin", lambda client, topic=topic: client.delete_durable(topic, name))  # type: ignore[misc]  # a lambda's default argument
 
     def _renew(self, name: str) -> None:

@@ -23,6 +23,9 @@ Guarantees:
          does not answer, it reads the last micro-batch again.
     [5]  A query whose options do not fit a topic, or whose journals cannot be pinned, does not start, and leaves no
          pin.
+    [6]  If a topic moves to another cell, the query of this topic goes on there as at another instance. It knows marks
+         of its offset, or of a later position up to which no change lies. A task that is under way reads its range
+         there once more, up to the head. By then all changes of the former cell are there (rule C16).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from sow_client import ChangesPlan, Client, Topic
-from sow_spark.connection import connect
+from sow_spark.connection import connect, in_cell, retried
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
@@ -46,7 +49,7 @@ from sow_spark.over_cells import selected
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
 from sow_spark.schemas import Layout, form_of_topic, layout
-from sow_spark.stream_instances import InstanceInUse
+from sow_spark.stream_instances import ELSEWHERE, Elsewhere, InstanceInUse
 from sow_spark.stream_offsets import (
     Offset,
     bookmark_of,
@@ -90,6 +93,8 @@ class ChangesPartition(InputPartition):
     connecting: Connecting
     elsewhere: bool
     """True if changes were read at another instance before that this one may lack."""
+    after: str
+    """The bookmark at which the micro-batch begins, with its marks."""
 
 
 class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -110,6 +115,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.planned = (0, 0)
         """Entries and bytes of the micro-batch that was planned last."""
         self._made: list[str] = []  # topics with a pin that the start has made
+        self._idle: tuple[str, str] | None = None
+        """The end of the last micro-batch, and a later bookmark up to which no change of the topics lies."""
         self._head: str | None = None
         self._behind = (0, 0)  # entries behind the end of the last micro-batch, and the age of the first in seconds
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
@@ -216,7 +223,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
         self.planned = 0, 0
-        begin = start if self._is_read(start) else moved_to(start, start["after"])
+        at = begin = start if self._is_read(start) else moved_to(start, start["after"])
+        if at is start and self._idle is not None and self._idle[0] == bookmark_of(start):
+            begin = moved_to(start, self._idle[1])
         if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
             self._target = self._present_head()
         end = self._target
@@ -227,7 +236,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         present = self._present()
         if not self._is_foreign(begin):
             self._check_created(begin, present)
-            self._pins.hold_all(begin)
+            self._pins.hold_all(at)  # where a restarted query begins
         if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
             return start
         end, plans = self._ends(begin, present, end, max_entries, max_bytes)
@@ -236,23 +245,25 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max((round(plan.left_age.total_seconds()) for plan in plans.values() if plan.left_age), default=0),
         )
         offset = self._stamp(offset_of(end, start.get("pin")), present)
-        idle = all(plan.start == bookmark_of(start) and not plan.entries for plan in plans.values())
-        if idle and topics_of(offset, "") == topics_of(start, ""):
+        marks = joined([plan.marks for plan in plans.values()])
+        idle = all(plan.start == bookmark_of(begin) and not plan.entries for plan in plans.values())
+        if idle and at is start and topics_of(offset, "") == topics_of(start, ""):
+            if marks:
+                self._idle = bookmark_of(start), end + marks  # all up to there was read, as nothing lies between
             return start  # changes of other topics make no batch
         self.planned = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
         for name, plan in plans.items():
             self._check_options(present[name], plan.start)
             if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
                 self._pins.hold(name, begin, plan.start)
-        if self._instance.several:
-            self._mark(offset, begin, plans)
+        if self._instance.several or marks or "marks" in begin:
+            self._mark(offset, begin, marks)
         return offset
 
-    def _mark(self, offset: Offset, begin: Offset, plans: Mapping[str, ChangesPlan]) -> None:
-        """Adds to an offset whatever is needed to go on at another instance."""
+    def _mark(self, offset: Offset, begin: Offset, marks: str) -> None:
+        """Adds to an offset whatever is needed to go on at another instance. `marks`: those of its position."""
         held = {**begin.get("held", {}), begin["epoch"]: begin["sequence"]}
         held.pop(offset["epoch"], None)
-        marks = joined([plan.marks for plan in plans.values()])
         reached = sources_of(marks)
         held = {epoch: at for epoch, at in held.items() if reached.get(epoch, -1) < at}
         if not marks and not self._is_foreign(begin):
@@ -260,7 +271,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset["after"] = marked(begin)
         if marks:
             offset["marks"] = marks
-        if held:
+        if held and self._instance.several:  # a cell that takes a topic has everything of the other one (rule C16)
             offset["held"] = held
 
     def _ends(
@@ -366,7 +377,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue  # its loss has been told
             plan = self._plan_from(name, begin, marked(end))
             self._check_options(present[name], plan.start)
-            if self._is_foreign(end):
+            if self._is_foreign(end) and epoch_of(plan.start) == self._instance.epoch:
                 self._pins.note(name, end, plan.start)
             if not plan.entries:
                 continue
@@ -376,7 +387,15 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
             found += [
                 ChangesPartition(
-                    name, plan.start, plan.end, share, shares, form, self._instance.connecting, elsewhere=elsewhere
+                    name,
+                    plan.start,
+                    plan.end,
+                    share,
+                    shares,
+                    form,
+                    self._instance.connecting,
+                    elsewhere=elsewhere,
+                    after=marked(begin),
                 )
                 for share in range(shares)
             ]
@@ -390,27 +409,41 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, ChangesPartition), "partitions() makes no others"
         reading, topic = self._reading, partition.topic
         decoder = Decoder(self._layout, partition.form, reading.mode, topic, changes=True)
-        with connect(partition.connecting) as client:
 
+        def rows(client: Client, start: str, end: str, *, elsewhere: bool) -> Iterator[pa.RecordBatch]:
             def records(columns: Sequence[PackedColumn], lines: bool) -> Iterator[PackedRecords]:
                 return client.read_changes(
                     topic,
-                    partition.start,
-                    partition.end,
+                    start,
+                    end,
                     filter=reading.filter or None,
                     parameters=reading.parameters,
                     columns=columns,
                     lines=lines,
                     batch_size=reading.batch_size,
                     # No previous record from before the batch is looked up, so a repeated read gives the same changes.
-                    history=partition.start if reading.filter else None,
+                    history=start if reading.filter else None,
                     share=(partition.share, partition.shares),
-                    elsewhere=partition.elsewhere,
+                    elsewhere=elsewhere,
                 )
 
-            doing = f"reading the changes of topic {topic} from {partition.start} to {partition.end}"
-            with translated(doing):
+            with translated(f"reading the changes of topic {topic} from {start} to {end}"):
                 yield from batches(decoder, topic, records, rows=reading.batch_size)
+
+        with connect(partition.connecting) as client:
+            try:
+                yield from rows(client, partition.start, partition.end, elsewhere=partition.elsewhere)
+            except SowSourceError as error:
+                has_moved = in_cell(partition.connecting, client, topic) is not partition.connecting
+                if not has_moved or error.reason not in (ELSEWHERE, "BOOKMARK_OTHER_EPOCH"):
+                    raise
+                try:  # [6]
+                    with translated(f"reading the changes of topic {topic} in another cell, after {partition.after}"):
+                        plan = retried(partition.connecting, lambda: client.plan_changes(topic, start=partition.after))
+                except SowSourceError as refused:
+                    check_loss(refused, reading, topic, partition.after)
+                    return
+                yield from rows(client, plan.start, plan.end, elsewhere=True)
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]  # Spark says dict
         """Releases the journal up to `end`."""
@@ -419,6 +452,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         try:
             self._pins.hold_all(end)
             self._pins.forget_note(end)
+        except Elsewhere:
+            return  # the next call pins the journal there
         except SowSourceError as error:
             # The next call shows whether the server is reachable. Until then the journal keeps more than necessary.
             _log.warning("%s", error)
@@ -436,7 +471,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_read(self, end: Offset) -> bool:
         """True if the micro-batch that ends here was read as far as here [4]."""
-        if not self._instance.several or "after" not in end:
+        if "after" not in end:
             return True
         if self._read_at is None or self._read_at[0] != bookmark_of(end):
             noted = any(self._pins.is_noted(connecting, end) for connecting in self._instance.others())
@@ -469,15 +504,18 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> ChangesPlan:
         """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
         position, if the topic is new to the query, or the options allow that."""
+        # One instance that is taken for the one of the offset, and is another one, refuses it: it may lack changes.
+        at = marked(start) if self._instance.several or self._is_foreign(start) else bookmark_of(start)
         try:
-            return self._plan(topic, "planning a micro-batch", marked(start), end, max_entries, max_bytes)
+            return self._plan(topic, "planning a micro-batch", at, end, max_entries, max_bytes)
         except SowSourceError as error:
             if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
                 raise SowSourceError(
                     "UNREACHABLE",
                     f"the instance with the journal {start['epoch']} does not serve, and "
                     f"{self._instance.connecting.server} does not know where to go on in its place",
-                    "wait for it, or link the instances in both directions",
+                    "wait for it, or link the instances in both directions; "
+                    "if the topic has moved to another cell, start a query with a new checkpoint",
                 ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):

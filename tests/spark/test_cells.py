@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -30,7 +31,8 @@ from sow_spark.reading import ExportPartition, SnapshotReader, opened_at_load
 from sow_spark.schemas import infer
 from sow_spark.stream_cells import CellsReader
 from sow_spark.stream_ending import stop_for_good
-from sow_spark.stream_offsets import Offset
+from sow_spark.stream_offsets import Offset, sources_of
+from sow_spark.stream_reading import ChangesReader
 from tests.support.servers.cells import MovingCells, TwoCells
 from tests.support.servers.server import until
 
@@ -88,33 +90,221 @@ def test_the_pin_of_a_query_is_removed_in_the_cell_of_its_topic_and_no_other_pin
         assert [pin.topic for name in (topic, also) for pin in client.durables(name)] == [also]
 
 
+# ---- a stream whose topic moves ----
+
+
+def heads_of(cells: MovingCells) -> dict[str, int]:
+    """The last sequence of each cell, by its epoch."""
+    found = {}
+    for cell in cells.addresses:
+        with cells.direct(cell) as client:
+            status = client.status()
+            found[status.journal_epoch] = status.last_sequence
+    return found
+
+
+def is_known(offset: Offset, heads: Mapping[str, int]) -> bool:
+    """True if an offset names a position in the other cell at or behind its head of before."""
+    marks = sources_of(offset.get("marks", ""))
+    return any(marks.get(epoch, -1) >= head for epoch, head in heads.items() if epoch != offset["epoch"])
+
+
+class Moving:
+    """A stream of one topic, as Spark runs it, and the move of the topic."""
+
+    def __init__(self, cells: MovingCells) -> None:
+        self.cells, self.topic = cells, cells.topic("a")
+        with Client(cells.home) as client:
+            client.create_topic(self.topic, key=["/id"])
+        self.publish(0)
+        self.reader = self.another()
+        self.at = self.reader.initialOffset()
+        assert self.next() == [0]
+
+    def another(self, **options: str) -> ChangesReader:
+        given = {"server": self.cells.home, "topic": self.topic, "startingFrom": "earliest", "retryFor": "20s"}
+        reader = ChangesReader(parse_reading({**given, **options}, "stream"), CHANGES)
+        Stream.readers.append(reader)
+        return reader
+
+    def publish(self, *numbers: int) -> None:
+        with Client(self.cells.home) as client:
+            for number in numbers:
+                client.publish(self.topic, {"id": number})
+
+    def read(self, parts: Sequence[Any]) -> list[int]:
+        return [row["id"] for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
+
+    def planned(self) -> tuple[Offset, Offset]:
+        """The next micro-batch."""
+        start, self.at = self.at, self.reader.latestOffset(self.at, ReadAllAvailable())
+        return start, self.at
+
+    def next(self) -> list[int]:
+        """The rows of the next micro-batch."""
+        start, end = self.planned()
+        found = self.read(self.reader.partitions(start, end))
+        self.reader.commit(end)
+        return found
+
+    def await_marks(self) -> None:
+        """Returns once the stream knows a position in the other cell that is later than any of an earlier move."""
+        heads = heads_of(self.cells)
+
+        def known() -> bool:
+            self.publish(-1)
+            self.next()
+            return is_known(self.at, heads)
+
+        until(known, 20, "marks")
+
+    def move(self, to: str, linked: Callable[[], object] = lambda: None, *also: str) -> None:
+        """Moves its topic, and others. `linked`: called once the links are complete, before the switch."""
+
+        def tell(line: str) -> None:
+            if "is ready to take" in line:
+                linked()
+
+        with Mover(Session(self.cells.home, None, connect), (self.topic, *also), to, tell) as mover:
+            mover.move()
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovingCells]:
+    with MovingCells(tmp_path_factory.mktemp("moving")) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_a_stream_goes_along_when_its_topic_moves(moving: MovingCells) -> None:
+    """C18. given a stream, and one that had nothing to read while the links were there / when their topics move, and
+    back / then they have each change since, the new cell keeps the journal, and a new reader goes on there"""
+    stream, idle = Moving(moving), Moving(moving)
+    count = 1
+    for cell in ("b", "a"):
+
+        def linked() -> None:
+            stream.await_marks()
+            before = idle.at
+            assert (idle.next(), idle.at) == ([], before)
+            stream.publish(count)  # noqa: B023 - it is called within this turn
+
+        stream.move(cell, linked, idle.topic)
+        with moving.direct("b" if cell == "a" else "a") as left:
+            assert left.placement(stream.topic).copy is None
+        stream.publish(count + 1)
+        idle.publish(count)
+        assert set(stream.next()) >= {count, count + 1}
+        assert stream.next() == []
+        assert set(idle.next()) >= {count}
+        with moving.direct(cell) as direct:
+            assert [pin.name for pin in direct.here.durables(stream.topic)] == [stream.at["pin"]]
+        stream.publish(count + 2)
+        stream.reader = stream.another()
+        assert stream.next() == [count + 2]
+        count += 3
+
+
+@pytest.mark.slow
+def test_a_micro_batch_from_before_a_move_is_read_in_the_new_cell(moving: MovingCells) -> None:
+    """given a micro-batch that was planned, and whose parts are known / when the topic moves before a task reads it /
+    then the task reads it in the new cell, and so does a new run, which begins with it; nothing is passed over"""
+    stream = Moving(moving)
+    planned: list[Any] = []
+
+    def linked() -> None:
+        stream.await_marks()
+        stream.publish(1, 2)
+        planned[:] = stream.planned()
+        planned.append(stream.reader.partitions(*planned))
+
+    stream.move("b", linked)
+    stream.publish(3)
+    start, end, parts = planned
+    assert set(stream.read(parts)) >= {1, 2}
+    assert set(stream.next()) >= {3}
+    again = stream.another()
+    repeated = stream.read(again.partitions(start, end))
+    stream.reader, stream.at = again, end
+    assert {1, 2, 3} <= {*repeated, *stream.next()}
+
+
+@pytest.mark.slow
+def test_a_stream_that_knows_no_position_in_the_new_cell_says_so(moving: MovingCells) -> None:
+    """given a stream that asked for nothing while the links were there / when its topic has moved / then it fails with
+    DATA_LOST, and with failOnDataLoss=false reads what the new cell has"""
+    stream = Moving(moving)
+    stream.publish(1)
+    start = stream.at
+    _, _, parts = (*stream.planned(), stream.reader.partitions(start, stream.at))
+    stream.move("b")
+    with pytest.raises(SowSourceError, match="DATA_LOST"):
+        stream.read(parts)
+    with pytest.raises(SowSourceError, match="DATA_LOST"):
+        stream.next()
+    stream.reader = stream.another(failOnDataLoss="false")
+    assert sorted(stream.next()) == [0, 1]
+
+
 @pytest.mark.long
-def test_a_stream_ends_when_its_topic_moves_and_a_new_one_reads_everything(spark: SparkSession, tmp_path: Path) -> None:
-    """Its offsets are of the old cell, so it ends with an error, and passes over nothing."""
-    with MovingCells(tmp_path / "cells") as cells, Client(cells.home) as client:
-        topic = cells.topic("a")
-        client.create_topic(topic, key=["/id"], retain_time="1h")
-        options = {"server": cells.home, "topic": topic, "startingFrom": "earliest"}
+def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: MovingCells, tmp_path: Path) -> None:
+    """given a query, and a publisher that is not paused / when the topic moves to the other cell and back / then the
+    query has every record, without an end, and goes on from its checkpoint"""
+    topic = moving.topic("a")
+    seen: set[int] = set()
+    options = {"server": moving.home, "topic": topic, "startingFrom": "earliest"}
+    with Client(moving.home) as client:
+        client.create_topic(topic, key=["/id"])
         streamed = spark.readStream.format("sow").schema("id LONG").options(**options).load()
-        seen: set[int] = set()
 
-        def started(checkpoint: str) -> StreamingQuery:
-            writer = streamed.writeStream.option("checkpointLocation", str(tmp_path / checkpoint))
+        def started() -> StreamingQuery:
+            writer = streamed.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
             writer = writer.foreachBatch(lambda batch, _: seen.update(row.id for row in batch.select("id").collect()))
-            return writer.trigger(processingTime="200 milliseconds").start()
+            return writer.trigger(processingTime="100 milliseconds").start()
 
-        query = started("before")
+        def progress() -> Offset:
+            last = query.lastProgress
+            found: Offset | None = None if last is None else json.loads(last.json)["sources"][0]["endOffset"]
+            return found or Offset(epoch="")
+
+        query, count = started(), 0
         try:
-            client.publish_many(topic, [{"id": number} for number in range(100)])
-            until(lambda: len(seen) == 100, 60, "the stream to have the first ones")
-            with Mover(Session(cells.home, None, connect), (topic,), "b", print) as mover:
-                mover.move()
-            client.publish_many(topic, [{"id": number} for number in range(100, 200)])
-            until(lambda: query.exception() is not None or len(seen) == 200, 60, "the stream to end")
-            assert len(seen) == 100
+            with client.publisher(topic, publisher_id="writer") as publisher:
+                for cell in ("b", "a"):
+                    ended = threading.Event()
+
+                    def tell(line: str) -> None:
+                        if "is ready to take" in line:  # a batch may take longer than any `links_before`
+                            heads = heads_of(moving)
+                            until(lambda: not query.isActive or is_known(progress(), heads), 60, "marks")
+
+                    def move(cell: str = cell, ended: threading.Event = ended) -> None:
+                        try:
+                            with Mover(Session(moving.home, None, connect), (topic,), cell, tell) as mover:
+                                mover.move()
+                        finally:
+                            ended.set()
+
+                    publisher.publish({"id": count})
+                    count += 1
+                    until(lambda: len(seen) == count or not query.isActive, 60, "the query")  # noqa: B023 - in this turn
+                    mover = threading.Thread(target=move)
+                    mover.start()
+                    while not ended.is_set():
+                        publisher.publish({"id": count})
+                        count += 1
+                        ended.wait(0.005)
+                    mover.join()
+                publisher.flush()
+            until(lambda: len(seen) == count or not query.isActive, 60, "all")
+            assert query.exception() is None, str(query.exception())
+            assert seen == set(range(count))
+            query.stop()
             seen.clear()
-            query = started("after")
-            until(lambda: len(seen) == 200, 60, "the new stream to have all")
+            client.publish(topic, {"id": -1})
+            query = started()
+            until(lambda: -1 in seen or not query.isActive, 60, "the change after the start")
+            assert len(seen) < count
         finally:
             query.stop()
 
@@ -234,7 +424,7 @@ CHANGES = StructType([*SCHEMA, StructField("_op", StringType())])
 class Stream:
     """A query, as Spark runs it."""
 
-    readers: ClassVar[list[CellsReader]] = []
+    readers: ClassVar[list[CellsReader | ChangesReader]] = []
     """Those that have not been stopped."""
 
     def __init__(self, cells: TwoCells, *, begins: bool = True, **options: str) -> None:
