@@ -98,19 +98,20 @@ def test_what_is_under_way_in_all_cells_is_one_list(connect: Connect, cells: Two
                 client.end_subscription("b/u99999")
             with pytest.raises(InvalidArgument, match="there is no cell c"):
                 client.end_subscription("c/u1")
-            with client.durable(there, "watched", start=EARLIEST) as durable:
-                next(durable)
-                every = [*client.durables(), *client.durables(there), client.describe_durable(there, "watched")]
-                ids = [one.consumer.subscription for one in every if one.consumer and one.name == "watched"]
-                assert len(ids) == 3
-                assert {*ids} == {one.id for one in client.subscriptions(there) if one.durable == "watched"}
-                shown = CliRunner().invoke(
-                    command.sow, ["--server", cells.home, "durable", "list", "--format", "ndjson"]
-                )
-                assert {
-                    one["consumer"] for one in rows(shown) if one["topic"] == there and one["name"] == "watched"
-                } == {ids[0]}
-                client.end_subscription(ids[0])
+            for name in (here, there):
+                with client.durable(name, "watched", start=EARLIEST) as durable, connect(cells.home) as fresh:
+                    next(durable)
+                    every = [*client.durables(), *client.durables(name), fresh.describe_durable(name, "watched")]
+                    ids = [one.consumer.subscription for one in every if one.consumer and one.name == "watched"]
+                    assert len(ids) == 3
+                    assert {*ids} == {one.id for one in client.subscriptions(name) if one.durable == "watched"}
+                    shown = CliRunner().invoke(
+                        command.sow, ["--server", cells.home, "durable", "list", "--format", "ndjson"]
+                    )
+                    assert {
+                        one["consumer"] for one in rows(shown) if one["topic"] == name and one["name"] == "watched"
+                    } == {ids[0]}
+                    client.end_subscription(ids[0])
             (own,) = client.cells()["b"].subscriptions(there)
             assert f"b/{own.id}" == found[there].id, "a cell's own client tells the server's ids"
 

@@ -238,9 +238,7 @@ class AsyncCalls:
         if topic := topic_of(request):
             way = self._cells.way(topic)
             response = await self._call(method, request, way=way)
-            if way.place is self._cells.home:
-                await self._learn_cells()  # its name
-            return {self._cells.name_of(way.place): response}
+            return {await self._name_of(way): response}
         found: dict[str, _Response] = {}
         answers = await self._in_cells(lambda place: self._call(method, request, way=self._cells.at(place)))
         for cell, answer in answers.items():
@@ -248,6 +246,12 @@ class AsyncCalls:
                 raise answer
             found[cell] = answer
         return found
+
+    async def _name_of(self, way: Way[AsyncTransport]) -> str:
+        """The name of the cell in which a call has ended, as lists of all cells have it; "" if it is the only one."""
+        if way.place is self._cells.home:
+            await self._learn_cells()
+        return self._cells.name_of(way.place)
 
     async def _in_each(
         self, method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, *, missing: str = ""

@@ -374,7 +374,7 @@ class AsyncFollowing(AsyncCalls):
         request = _retention.describe_request(topic, name, exact=exact)
         way = self._cells.way(topic)
         response = await self._call(self._admin.DescribeDurable, request, unbounded=exact, way=way)
-        return _retention.durable(response.durable, way.place.cell)
+        return _retention.durable(response.durable, await self._name_of(way))
 
     async def durable_browse(
         self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None

@@ -236,9 +236,7 @@ class Calls:
         if topic := topic_of(request):
             way = self._cells.way(topic)
             response = self._call(method, request, way=way)
-            if way.place is self._cells.home:
-                self._learn_cells()  # its name
-            return {self._cells.name_of(way.place): response}
+            return {self._name_of(way): response}
         found: dict[str, _Response] = {}
         answers = self._in_cells(lambda place: self._call(method, request, way=self._cells.at(place)))
         for cell, answer in answers.items():
@@ -246,6 +244,12 @@ class Calls:
                 raise answer
             found[cell] = answer
         return found
+
+    def _name_of(self, way: Way[Transport]) -> str:
+        """The name of the cell in which a call has ended, as lists of all cells have it; "" if it is the only one."""
+        if way.place is self._cells.home:
+            self._learn_cells()
+        return self._cells.name_of(way.place)
 
     def _in_each(
         self, method: grpc.UnaryUnaryMultiCallable[_Request, _Response], request: _Request, *, missing: str = ""

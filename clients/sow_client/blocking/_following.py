@@ -375,7 +375,7 @@ class Following(Calls):
         request = _retention.describe_request(topic, name, exact=exact)
         way = self._cells.way(topic)
         response = self._call(self._admin.DescribeDurable, request, unbounded=exact, way=way)
-        return _retention.durable(response.durable, way.place.cell)
+        return _retention.durable(response.durable, self._name_of(way))
 
     def durable_browse(self, topic: str, name: str, *, entries_max: int = 100, after: str | None = None) -> Browsed:
         """Shows unacknowledged entries of a durable subscription, also while a consumer is attached, and consumes
