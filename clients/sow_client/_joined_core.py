@@ -37,7 +37,7 @@ from sow_client import _statuses
 from sow_client._change_frames import marks_of, prefix_of
 from sow_client._records import Change, invalid
 from sow_client._subscription_core import SubscriptionCore
-from sow_client.errors import ResyncRequired, SowError
+from sow_client.errors import ResyncRequired, SowError, Unavailable
 
 EMPTY_SECONDS: Final = 1.0
 NOTHING: Final = "PATTERN_MATCHES_NOTHING"
@@ -254,11 +254,20 @@ class PartCore(SubscriptionCore):
             return EMPTY_SECONDS
         self.is_over = error.reason == _GONE
         self.placement_is_old = error.reason == "ACCESS_CHANGED"
+        if "cell" not in error.details or (self._lasts and isinstance(error, _statuses.AllRefused)):
+            error = self._named(error)
+        return super().ended(error, now=now, jitter=jitter)
+
+    def _named(self, error: SowError) -> SowError:
+        """The error with the name of the cell. A cell that refuses is waited for as one that does not answer, where
+        the others go on meanwhile."""
+        named = error
         if "cell" not in error.details:
             named = _statuses.error_like(error, f"the cell {self.cell}: {error.message}", cell=self.cell)
-            named.__cause__ = error.__cause__
-            error = named
-        return super().ended(error, now=now, jitter=jitter)
+        if self._lasts and isinstance(error, _statuses.AllRefused):
+            named = Unavailable(named.message, reason=named.reason, details=named.details)
+        named.__cause__ = error.__cause__
+        return named
 
 
 class JoinedCore(SubscriptionCore):

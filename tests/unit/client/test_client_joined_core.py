@@ -14,6 +14,7 @@ import pytest
 from sow.v1 import sow_pb2
 from sow_client import Change, NotFound, ResyncRequired, SowError, Unavailable
 from sow_client._joined_core import JoinedCore, PartCore
+from sow_client._statuses import AllRefused
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
 
 NOTHING = NotFound("no topic matches", reason="PATTERN_MATCHES_NOTHING")
@@ -237,6 +238,28 @@ def test_a_program_that_stops_across_a_move_is_told() -> None:
         resumed.home.placed(2, sow_pb2.SubscribeRequest())
     with pytest.raises(ResyncRequired, match="there is no cell 'b' any more"):
         resumed.begin("a", sow_pb2.SubscribeRequest(), ["a"])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_cell_that_refuses_is_waited_for_if_nothing_is_missed_meanwhile(waits: bool) -> None:
+    """Story: a cell whose server was not up yet, and so refused at once, ended the subscription to all others."""
+    request = sow_pb2.SubscribeRequest(topic_pattern=".*", earliest=waits)
+    core = JoinedCore(request, None, retry_for=30.0, connect_timeout=5.0)
+    core.begin("a", request)
+    core.found(["a", "b"])
+    (part,) = (part for part in (core.parts or {}).values() if part.cell == "b")
+    part.request(now=0.0)
+    refused = AllRefused("cannot connect to b:1", reason="UNREACHABLE")
+    if waits:
+        assert part.ended(refused, now=0.0, jitter=0.5) > 0
+        assert part.interruption is not None
+        assert (part.interruption.message, type(part.interruption)) == (
+            "the cell b: cannot connect to b:1",
+            Unavailable,
+        )
+    else:
+        with pytest.raises(Unavailable, match="the cell b: cannot connect"):
+            part.ended(refused, now=0.0, jitter=0.5)
 
 
 def part_at(version: int, journal: Journal) -> PartCore:
