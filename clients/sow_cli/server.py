@@ -62,7 +62,8 @@ def status(session: Session, output: Output, watch: str | None, here: bool) -> N
             found = joined.asked(client, lambda one: [*_facts(one.status()), *_cells(one)], here=here)
             if found.several:
                 rows = [_in_list(cell, facts) for cell, facts in found.answers.items()]
-                output.many(rows, names=[fact.name for fact in rows[0]], nothing="")
+                whole = max(rows, key=len)  # a cell without a placement, such as an older server, has no facts about it
+                output.many(rows, names=[fact.name for fact in whole], nothing="")
             else:
                 output.one(next(iter(found.answers.values())))
             found.end()

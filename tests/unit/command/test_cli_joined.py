@@ -100,3 +100,14 @@ def test_figures_of_several_cells_come_as_they_are_told(client: FakeClient, othe
     lines = run(client, "status", "--watch", "--format", "table").stdout.splitlines()
     assert lines[0].split()[:3] == ["cell", "time", "changes/s"]
     assert sorted(line.split()[0] for line in lines[1:]) == ["a", "b"]
+
+
+def test_a_first_cell_without_a_placement_takes_no_column_of_status_from_the_others(
+    client: FakeClient, other: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "placement", lambda: Placement(""))
+    monkeypatch.setattr(other, "placement", lambda: Placement("b", 7, "digest", {"b": ("b:1",)}))
+    head, *lines = run(client, "status", "--format", "csv").stdout.splitlines()
+    assert head.startswith("cell,instance,state,")
+    assert "cell_problems" in head
+    assert [line.partition(",")[0] for line in lines] == ["a", "b"]
