@@ -535,6 +535,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
         self.present = frozenset()
+        if cell := self._reading.cell:
+            answers = self._call("looking at its cell", lambda client: client.here.placement().cell)
+            check_cell(self._instance.connecting, cell, answers)
         topics = self._call("looking at them", lambda client: client.here.topics())
         found = {topic.name: topic for topic in selected(topics, self._reading)}
         self.present = frozenset(found)
@@ -557,6 +560,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     bookmark_of(offset),
                     f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
                 )
+
+
+def check_cell(to: Connecting, cell: str, answers: str) -> None:
+    """Raises SowSourceError if another cell answers: an address that leads to several cells, now to one and then to
+    another, would have one read twice, and another not at all."""
+    if answers != cell:
+        raise SowSourceError(
+            "TOPIC_ELSEWHERE",
+            f"{to.server} is in the cell {cell}, and now the cell {answers!r} answers",
+            "give the option server the addresses of one cell",
+        )
 
 
 def check_kind(reading: Reading, offset: Offset) -> None:

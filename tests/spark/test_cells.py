@@ -565,6 +565,19 @@ def test_an_available_now_tells_the_loss_of_the_only_topic_of_a_cell(cells: TwoC
         assert late.next() == []
 
 
+def test_a_name_that_leads_to_several_cells_is_refused(cells: TwoCells, monkeypatch: pytest.MonkeyPatch) -> None:
+    """given an address whose connections go to one cell and then to another / when a stream begins / then it is
+    refused: one cell was read twice, and the other one not at all"""
+    filled(cells, "turns", {"a": 1, "b": 1})
+    monkeypatch.setattr(CellsReader, "_ask", lambda _: {name: given(cells, "b") for name in ("a", "b")})
+    with pytest.raises(SowSourceError, match=r"TOPIC_ELSEWHERE.* is in the cell a, and now the cell 'b' answers"):
+        Stream(cells, topicPattern=".-turns")
+
+
+def given(cells: TwoCells, cell: str) -> Connecting:
+    return Connecting(server=cells.addresses[cell][0])
+
+
 def test_a_stream_begins_at_the_bookmark_of_each_cell(cells: TwoCells) -> None:
     """given exports of two cells / when a stream starts from their bookmarks / then it has the changes since; a single
     bookmark is refused"""

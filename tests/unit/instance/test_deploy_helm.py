@@ -231,6 +231,16 @@ def test_releases_in_one_namespace_do_not_select_the_pods_of_each_other() -> Non
 
 
 @needs_helm
+@pytest.mark.parametrize("cells", [0, 64])
+def test_kubernetes_can_make_the_pods_of_a_release_with_a_long_name(cells: int) -> None:
+    """Each pod has a label with the name of its set, a hyphen and ten more characters, and a label has 63."""
+    rendered = _rendered({"cells": cells, "replicas": 1}, "a" * 53)
+    names = [one["metadata"]["name"] for one in rendered if one["kind"] == "StatefulSet"]
+    assert len(names) == max(1, cells)
+    assert max(map(len, names)) <= 63 - 11
+
+
+@needs_helm
 @pytest.mark.parametrize(("values", "named"), WRONG)
 def test_helm_refuses_wrong_values_by_their_name(values: dict[str, object], named: str) -> None:
     with pytest.raises(Refused) as refused:

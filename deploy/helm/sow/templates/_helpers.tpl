@@ -1,7 +1,8 @@
-{{/* The name of everything: that of the release, with the chart's if it lacks that. With room for -peers and -100. */}}
+{{/* The name of everything: that of the release, with the chart's if it lacks that. With room for -peers and -100, or
+     for -cell-64: Kubernetes makes no pods for a StatefulSet with a name of more than 52 characters. */}}
 {{- define "sow.name" -}}
 {{- $name := ternary .Release.Name (printf "%s-sow" .Release.Name) (contains "sow" .Release.Name) -}}
-{{- $name | trunc 50 | trimSuffix "-" -}}
+{{- $name | trunc (ternary 44 50 (gt (int .Values.cells) 0)) | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "sow.labels" -}}
