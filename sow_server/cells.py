@@ -25,7 +25,7 @@ import structlog
 
 from sow_server.access.audit import Value
 from sow_server.config import ConfigError
-from sow_server.engine.catalog.topics import Topics
+from sow_server.engine.catalog.topics import Topics, check_name
 from sow_server.engine.loads.model import LoadPhase
 from sow_server.engine.loads.registry import LoadRegistry
 from sow_server.engine.values.errors import Reason, StoreError
@@ -331,7 +331,8 @@ class Cells:
                         f"version {waiting.placement.version} of the placement waits here already, with the topics "
                         f"{', '.join(waiting.leaves)}: end that move first, or forget it (sow cells move --abort)"
                     )
-                prepared = Prepared(placement, self._leaves(placement, topics), tuple(sources), now_micros)
+                leaves = await self._run(lambda: self._leaves(placement, topics))  # long with many patterns
+                prepared = Prepared(placement, leaves, tuple(sources), now_micros)
             held = prepared.held(places.cell)
             if held and not sources:
                 raise _invalid("prepare.sources", "is needed in the cell that the topics come to")
@@ -350,6 +351,7 @@ class Cells:
         """The cells that topics leave. Raises StoreError."""
         in_force, leaves = self.places.placement, {}
         for topic in topics:
+            check_name(topic)
             cell = in_force.cell_of(topic)
             if cell == placement.cell_of(topic):
                 raise _invalid("prepare.topics", f"{topic!r} stays in the cell {cell} with this placement")

@@ -287,6 +287,13 @@ def test_a_placement_that_cannot_count_is_not_prepared(server: Server, text: str
     assert server.prepared_file.load() is None
 
 
+def test_a_name_that_no_topic_has_is_not_prepared(server: Server) -> None:
+    with pytest.raises(StoreError) as refused:
+        asyncio.run(server.cells.prepare(placement(2, default="b", cells=CELLS), ["or\nders"], ["a-1"], 1))
+    assert refused.value.reason is Reason.TOPIC_NAME_INVALID
+    assert server.prepared_file.load() is None
+
+
 def test_a_topic_that_has_not_come_is_not_prepared(server: Server) -> None:
     server.lacking = "no link from a-1 is up"
     with pytest.raises(StoreError, match="no link from a-1 is up") as refused:
