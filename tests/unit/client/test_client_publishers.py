@@ -112,7 +112,7 @@ def test_publisher_sends_lingering_records_by_itself(server: Server) -> None:
 
 
 def test_publisher_raises_refusals_on_flush_with_their_place_in_the_stream(server: Server) -> None:
-    publisher = server.client.publisher("orders", batch_records=2)
+    publisher = server.client.publisher("orders", batch_records=2, linger=60)
 
     def publish() -> None:
         for key in ("a", "b", "c"):
