@@ -8,17 +8,16 @@
 
 from __future__ import annotations
 
-import re
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from sow_cli.exits import Refused
+from sow_cli.placement_text import addresses_of, cell_in, escaped, matches, moved_text
 from sow_cli.session import Session
 from sow_client import (
     Client,
@@ -122,7 +121,7 @@ class Mover:
         self._connect()
         newest = max(self._instances, key=lambda one: one.placed.version).placed
         text, version = newest.text, newest.version
-        cells = {topic: _cell_of(text, topic) for topic in self.topics}
+        cells = {topic: cell_in(text, topic) for topic in self.topics}
         left = {cell for cell in cells.values() if cell != self.cell}
         if len(left) > 1:
             raise Refused(
@@ -203,7 +202,7 @@ class Mover:
             return f"the switch may have begun: the cell {cell} does not answer at {self._unreachable[cell]}"
         for one in self._instances:
             for topic in self.topics:
-                if _cell_of(one.placed.text, topic) == self.cell:
+                if cell_in(one.placed.text, topic) == self.cell:
                     return f"the switch has begun: {one.shown} has {topic} in the cell {self.cell}"
         return ""
 
@@ -216,7 +215,7 @@ class Mover:
         other cell come back."""
         newest = max(self._instances, key=lambda one: one.placed.version).placed
         text, version = newest.text, newest.version
-        if any(_cell_of(text, topic) != self.cell for topic in self.topics):
+        if any(cell_in(text, topic) != self.cell for topic in self.topics):
             text, version = moved_text(text, self.topics, self.cell), version + 1
         others = [one for one in self._instances if one not in targets]
         for one in others:  # first: what is left of the other cell must not take the topics any more
@@ -265,7 +264,7 @@ class Mover:
                         raise
                     self._unreachable[cell] = f"{address}: {error.message}"
         for one in self._instances:
-            if one.placed.text and _addresses(one.placed.text) != _addresses(found.text):
+            if one.placed.text and addresses_of(one.placed.text) != addresses_of(found.text):
                 raise Refused(
                     f"{one.shown} has other addresses of cells than {self.session.server}: load the newer placement "
                     "everywhere first, see sow cells reload --all"
@@ -303,7 +302,7 @@ class Mover:
     @property
     def pattern(self) -> str:
         """The topics of the links."""
-        return "|".join(_escaped(topic) for topic in sorted(self.topics))
+        return "|".join(escaped(topic) for topic in sorted(self.topics))
 
     def _replicate(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
         """Creates the copies, and links both cells."""
@@ -347,7 +346,7 @@ class Mover:
         return [
             link
             for link in one.client.replication_status().outgoing
-            if link.peer in names and all(_matches(link.topics_pattern, topic) for topic in self.topics)
+            if link.peer in names and all(matches(link.topics_pattern, topic) for topic in self.topics)
         ]
 
     def _own_links(self, one: _Instance) -> list[str]:
@@ -511,17 +510,6 @@ def _named(topics: Sequence[str]) -> str:
     return topics[0] if len(topics) == 1 else f"{len(topics)} topics"
 
 
-def _matches(pattern: str, topic: str) -> bool:
-    try:
-        return re.fullmatch(pattern, topic) is not None
-    except re.error:
-        return False  # RE2 knows what this does not
-
-
-def _escaped(topic: str) -> str:
-    return topic.replace(".", r"\.")  # no other character of a name means anything in a pattern
-
-
 def _create(client: Client, topic: Topic) -> None:
     """Creates a copy of a topic with the settings that are declared for it. Others follow from the policies there."""
     declared = {one.name for one in topic.effective if one.origin in ("topic", "config")}
@@ -552,63 +540,3 @@ def _together(present: Sequence[Topic], topics: Sequence[str]) -> set[str]:
         if not more:
             return found - moved
         found |= more
-
-
-# ---- the placement file ----
-
-
-def _addresses(text: str) -> object:
-    return tomllib.loads(text)["cells"]
-
-
-def _cell_of(text: str, topic: str) -> str:
-    values = tomllib.loads(text)
-    for entry in values.get("topics", []):
-        if _matches(entry["pattern"], topic):
-            return str(entry["cell"])
-    return str(values["default"])
-
-
-_VERSION: Final = re.compile(r"^(version[ \t]*=[ \t]*)\d+", re.MULTILINE)
-_HEADING: Final = re.compile(r"^[ \t]*\[\[[ \t]*topics[ \t]*\]\]", re.MULTILINE)
-
-
-def moved_text(text: str, topics: Sequence[str], cell: str) -> str:
-    """The placement file after a move: with the next version, and an entry in front that places the topics. Comments
-    stay, unless the form of the file does not allow an edit."""
-    pattern = "|".join(_escaped(topic) for topic in sorted(topics))
-    before = tomllib.loads(text)
-    entry = {"pattern": pattern, "cell": cell}
-    others = [one for one in before.get("topics", []) if one["pattern"] != pattern]
-    wanted = {**before, "version": before["version"] + 1, "topics": [entry, *others]}
-    edited = _VERSION.sub(rf"\g<1>{wanted['version']}", text, count=1)
-    edited = re.sub(_entry(re.escape(pattern), '[^"\n]*'), "", edited)  # that of an earlier move of the same topics
-    heading = _HEADING.search(edited)
-    at = len(edited) if heading is None else heading.start()
-    edited = f"{edited[:at]}{'' if edited[:at].endswith(chr(10)) else chr(10)}{_entry(pattern, cell)}{edited[at:]}"
-    try:
-        if tomllib.loads(edited) == wanted:
-            return edited
-    except tomllib.TOMLDecodeError:
-        pass
-    return _written(wanted)
-
-
-def _entry(pattern: str, cell: str) -> str:
-    brackets = ("\\[\\[", "\\]\\]") if cell.startswith("[^") else ("[[", "]]")
-    return f"{brackets[0]}topics{brackets[1]}\npattern = '{pattern}'\ncell = \"{cell}\"\n"
-
-
-def _written(values: dict[str, Any]) -> str:
-    lines = [f"version = {values['version']}", f"default = {_quoted(values['default'])}", "[cells]"]
-    lines += [f"{_quoted(name)} = [{', '.join(map(_quoted, servers))}]" for name, servers in values["cells"].items()]
-    for entry in values["topics"]:
-        lines += ["[[topics]]", f"pattern = {_quoted(entry['pattern'])}", f"cell = {_quoted(entry['cell'])}"]
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    """A text as TOML writes it: JSON's form of a text is one of TOML's."""
-    import json
-
-    return json.dumps(text)

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from sow_cli.moving import moved_text
+from sow_cli.placement_text import moved_text
 from sow_server.cell_watch import CellWatch
 from sow_server.cells import Answer, Cells, trouble_of
 from sow_server.config import ConfigError, PlacementConfig
