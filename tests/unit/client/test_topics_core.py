@@ -156,7 +156,7 @@ def test_an_outage_ends_the_topics_that_have_waited_too_long() -> None:
     assert 0.0 < world.fail(gone, now=0.0) <= 10.0
     world.put("y", b"1")
     assert world.fail(gone, now=9.0) > 0.0
-    world.fail(gone, now=20.0)
+    world.fail(gone, now=12.0)
     assert [*world.cell.pending] == [world.cores["y"]], "no stream is opened for a topic that has failed"
     failed = {topic: lane.failure is not None for topic, lane in world.lanes.items()}
     assert failed["x"]
