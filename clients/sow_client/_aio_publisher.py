@@ -25,7 +25,7 @@ from sow_client._publish_columns import (
     key_too_large,
 )
 from sow_client._publish_core import END_SECONDS, Ack, OpenedPublisher, PublishCore
-from sow_client._publisher_base import ANSWERS, PublisherBase
+from sow_client._publisher_base import ANSWERS, PublisherBase, leave_async
 from sow_client._records import ExpireAt, Ttl
 from sow_client._transport import task_is_cancelled
 from sow_client.errors import Refusal, SowError
@@ -247,17 +247,7 @@ class AsyncPublisher(PublisherBase):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is None:
-            await self.close()
-        elif isinstance(error, Exception):
-            try:
-                await self.close()
-            except SowError as failed:
-                if failed is not error:
-                    error.add_note(f"the publisher also failed: {failed}")
-        else:
-            await self.abort()
-        return False
+        return await leave_async(error, self.close, self.abort)
 
     def __del__(self) -> None:
         # A timer or its task keeps it while there is something to send and the loop runs, so the loop has ended.

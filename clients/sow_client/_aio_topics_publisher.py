@@ -17,10 +17,10 @@ from sow_client._keys import Key
 from sow_client._payloads import PayloadForm
 from sow_client._publish_columns import BATCH_BYTES
 from sow_client._publish_core import Ack
-from sow_client._publisher_base import Figures
+from sow_client._publisher_base import Figures, leave_async
 from sow_client._records import ExpireAt, Ttl
 from sow_client._topics_core import TOPIC_BYTES, CellCore, TopicCore, Totals, refusals_of
-from sow_client.errors import Refusal, SowError
+from sow_client.errors import Refusal
 
 
 class AioDoors(Protocol):
@@ -301,17 +301,7 @@ class AsyncTopicsPublisher(Figures, _process.Owned):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is None:
-            await self.close()
-        elif isinstance(error, Exception):
-            try:
-                await self.close()
-            except SowError as failed:
-                if failed is not error:
-                    error.add_note(f"the publisher also failed: {failed}")
-        else:
-            await self.abort()
-        return False
+        return await leave_async(error, self.close, self.abort)
 
     def __del__(self) -> None:
         # As that of `AsyncPublisher`: the loop has ended.

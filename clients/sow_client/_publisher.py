@@ -24,7 +24,7 @@ from sow_client._publish_columns import (
     key_too_large,
 )
 from sow_client._publish_core import END_SECONDS, Ack, OpenedPublisher, PublishCore
-from sow_client._publisher_base import ANSWERS, Figures, PublisherBase
+from sow_client._publisher_base import ANSWERS, Figures, PublisherBase, leave
 from sow_client._records import ExpireAt, Ttl
 from sow_client.errors import Refusal, SowError
 
@@ -521,18 +521,7 @@ class Publisher(Figures):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is None:
-            self.close()
-        elif isinstance(error, Exception):
-            # Records from before the user's mistake are still sent. The user's exception is the one that is raised.
-            try:
-                self.close()
-            except SowError as failed:
-                if failed is not error:
-                    error.add_note(f"the publisher also failed: {failed}")
-        else:
-            self.abort()  # Ctrl-C does not wait for a server
-        return False
+        return leave(error, self.close, self.abort)
 
     def __del__(self) -> None:
         sender = getattr(self, "_sender", None)  # None: it could not be made

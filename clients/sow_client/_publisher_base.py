@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import time
 import warnings
-from collections.abc import Callable
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, NoReturn
 
 from sow_client import _ignored, _process, _statuses
 from sow_client._documents import Document, encode
@@ -25,6 +25,42 @@ from sow_client._records import invalid
 from sow_client.errors import Refusal, SowError
 
 ANSWERS: Final = "the stream of acknowledgements"
+
+
+def leave(error: BaseException | None, close: Callable[[], object], abort: Callable[[], object]) -> Literal[False]:
+    """The end of a publisher's block, with the exception in it. Raises as `close`."""
+    if error is None:
+        close()
+    elif isinstance(error, Exception):
+        # Records from before the user's mistake are still sent. The user's exception is the one that is raised.
+        try:
+            close()
+        except SowError as failed:
+            _note(error, failed)
+    else:
+        abort()  # Ctrl-C does not wait for a server
+    return False
+
+
+async def leave_async(
+    error: BaseException | None, close: Callable[[], Awaitable[object]], abort: Callable[[], Awaitable[object]]
+) -> Literal[False]:
+    """As `leave`."""
+    if error is None:
+        await close()
+    elif isinstance(error, Exception):
+        try:
+            await close()
+        except SowError as failed:
+            _note(error, failed)
+    else:
+        await abort()
+    return False
+
+
+def _note(error: Exception, failed: SowError) -> None:
+    if failed is not error:
+        error.add_note(f"the publisher also failed: {failed}")
 
 
 class Figures:

@@ -18,10 +18,10 @@ from sow_client._payloads import PayloadForm
 from sow_client._publish_columns import BATCH_BYTES
 from sow_client._publish_core import Ack
 from sow_client._publisher import Sender, StreamCall
-from sow_client._publisher_base import ANSWERS, Figures
+from sow_client._publisher_base import ANSWERS, Figures, leave
 from sow_client._records import ExpireAt, Ttl
 from sow_client._topics_core import TOPIC_BYTES, CellCore, TopicCore, Totals, refusals_of
-from sow_client.errors import PublishFailed, Refusal, SowError
+from sow_client.errors import PublishFailed, Refusal
 
 
 class Doors(Protocol):
@@ -412,17 +412,7 @@ class TopicsPublisher(Figures):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        if error is None:
-            self.close()
-        elif isinstance(error, Exception):
-            try:
-                self.close()
-            except SowError as failed:
-                if failed is not error:
-                    error.add_note(f"the publisher also failed: {failed}")
-        else:
-            self.abort()
-        return False
+        return leave(error, self.close, self.abort)
 
     def __del__(self) -> None:
         many = getattr(self, "_many", None)
