@@ -37,6 +37,7 @@ MESSAGE_CHARACTERS_MAX: Final = 400
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),  # else a cell that has started is reached after a second
     ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 
