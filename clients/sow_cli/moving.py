@@ -148,7 +148,7 @@ class Mover:
         if from_cell or any(one.placed.version < version or self._waits(one) for one in self._instances):
             pause = self._switch(text, version, sources, targets, is_new=bool(left))
         else:
-            self.tell(f"{_named(self.topics)} live in the cell {self.cell}: nothing is to be switched")
+            self.tell(f"the cell {self.cell} has {_named(self.topics)} already: nothing is to be switched")
         kept = self._clean(sources, targets)
         return Moved(self.topics, from_cell, self.cell, version, pause, tuple(kept))
 
