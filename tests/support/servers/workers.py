@@ -5,7 +5,8 @@ long as such a test, and pytest started and ended a thread that would print the 
 
     [1]  A process of pytest-xdist sends the outcome of a test, and that it is complete. It sends a report of a setup or
          a teardown that passed only if it belongs into a list of the slowest.
-    [2]  If a test takes more than `HANGS_SECONDS`, the stacks of all threads are printed.
+    [2]  If a test takes more than `HANGS_SECONDS`, the stacks of all threads are printed, and its process ends. So
+         pytest-xdist names the test as failed, and goes on with another process. A test with the mark `long` may go on.
 """
 
 from __future__ import annotations
@@ -36,18 +37,25 @@ class OneSession(LoadFileScheduling):  # type: ignore[misc]  # xdist has no anno
 
 
 class HangingTests:
-    """Prints the stacks of a test that hangs ([2]), as `faulthandler_timeout` of pytest does with a thread a test."""
+    """Ends a test that hangs ([2]); `faulthandler_timeout` of pytest would take a thread for each test.
 
-    def __init__(self) -> None:
+    Story: one test waited for ever, printed its stacks far above the end of the output, and no run of it ended."""
+
+    def __init__(self, seconds: float = HANGS_SECONDS, shared_seconds: float = _ALARM_SECONDS) -> None:
+        self._seconds = seconds
+        self._shared_seconds = shared_seconds
         # Nothing captures the output yet, so these are the errors of the run.
         self._stderr = os.dup(2)
         self._set = -float("inf")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        if (now := time.monotonic()) - self._set >= _ALARM_SECONDS:
-            self._set = now
-            faulthandler.dump_traceback_later(HANGS_SECONDS + _ALARM_SECONDS, file=self._stderr)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        may_go_on = item.get_closest_marker("long") is not None
+        if may_go_on or (now := time.monotonic()) - self._set >= self._shared_seconds:
+            # The test after a long one has an alarm of its own.
+            self._set = -float("inf") if may_go_on else now
+            seconds = self._seconds + self._shared_seconds
+            faulthandler.dump_traceback_later(seconds, exit=not may_go_on, file=self._stderr)
         return (yield)
 
     def pytest_unconfigure(self) -> None:
