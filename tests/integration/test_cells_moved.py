@@ -22,6 +22,7 @@ from sow_cli.session import Session, connect
 from sow_client import EARLIEST, Client, SowError, Unavailable
 from tests.support.oracles.access import GUARDED, grant, identity, peer, write_access, write_private
 from tests.support.servers.cells import CellServer, MovingCells, placement
+from tests.support.servers.cluster import WAIT_SECONDS
 from tests.support.servers.server import free_port, until
 
 pytestmark = pytest.mark.one_client
@@ -56,7 +57,7 @@ class Judge:
         self._ended = threading.Event()
         self.taken: list[str] = []
         """The cells that took the records; the place of each is its key."""
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 100)]
@@ -81,12 +82,18 @@ class Judge:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        end(self._thread)
 
     @property
     def both(self) -> bool:
         """True if the cell a took a record after the cell b."""
         return "b" in self.taken and "a" in self.taken[self.taken.index("b") :]
+
+
+def end(thread: threading.Thread) -> None:
+    """Waits until a thread has ended."""
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
 
 
 class Ended(Exception):
@@ -167,8 +174,8 @@ def test_programs_go_along_without_losing_anything(cells: MovingCells) -> None:
         changes = other.subscribe(topic, start=EARLIEST)
         durable = other.durable(topic, "reader", start=EARLIEST)
         readers = [
-            threading.Thread(target=lambda: seen.extend(change.key for change in changes)),
-            threading.Thread(target=lambda: _consume(durable, consumed)),
+            threading.Thread(target=lambda: seen.extend(change.key for change in changes), daemon=True),
+            threading.Thread(target=lambda: _consume(durable, consumed), daemon=True),
         ]
         for reader in readers:
             reader.start()
@@ -176,13 +183,13 @@ def test_programs_go_along_without_losing_anything(cells: MovingCells) -> None:
             count = 0
             for cell in ("b", "a"):
                 ended = threading.Event()
-                moving = threading.Thread(target=_move_and_tell, args=(cells, topic, cell, ended))
+                moving = threading.Thread(target=_move_and_tell, args=(cells, topic, cell, ended), daemon=True)
                 moving.start()
                 while not ended.is_set():
                     publisher.publish({"id": count})
                     count += 1
                     ended.wait(0.005)
-                moving.join()
+                end(moving)
             publisher.flush()
             assert (publisher.applied, publisher.duplicates, publisher.refused) == (count, 0, 0)
             wanted = set(map(str, range(count)))
@@ -192,7 +199,7 @@ def test_programs_go_along_without_losing_anything(cells: MovingCells) -> None:
         changes.close()
         durable.close()
         for reader in readers:
-            reader.join()
+            end(reader)
         assert set(cells.keys("a", topic)) == wanted
         assert all(record.expire_time is not None for record in client.query(topic))
 

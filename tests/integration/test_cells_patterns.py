@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -26,6 +27,7 @@ from sow_client import (
 from sow_client.aio import _joining as aio_joining
 from sow_client.blocking import _joining as blocking_joining
 from tests.support.servers.cells import NOBODY, Calls, TwoCells, calls, placement
+from tests.support.servers.cluster import WAIT_SECONDS
 from tests.support.servers.server import ServerProcess
 from tests.support.simulation.clients import Connect, connect
 
@@ -155,7 +157,8 @@ def test_an_outage_of_a_cell_is_told_for_its_topics_and_the_others_go_on(
             for key in ("2", "3"):
                 client.publish(here, b"{}", key=key)
                 assert told([next(changes)]) == [("a", "put", here, key)]
-            while not heard:
+            give_up = time.monotonic() + WAIT_SECONDS
+            while not heard and time.monotonic() < give_up:
                 assert changes.next(0.05) is None
             assert [error and error.details["cell"] for error in heard] == ["b"]
             missing = changes.cells["b"]

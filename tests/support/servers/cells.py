@@ -104,7 +104,7 @@ class TwoCells:
         """Loads a placement in one cell."""
         self.servers[cell].rewrite(text)
         with grpc.insecure_channel(self.addresses[cell][0]) as channel:
-            admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest())
+            admin_pb2_grpc.AdminServiceStub(channel).ReloadPlacement(admin_pb2.ReloadPlacementRequest(), timeout=30)
 
     def direct(self, cell: str) -> Client:
         """A client of one cell."""

@@ -334,8 +334,9 @@ def test_a_load_that_goes_on_is_awaited(server: Server, answers: dict[str, Answe
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of another task
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - of another task
+            await asyncio.sleep(0)
 
 
 def test_a_damaged_file_is_told_with_a_remedy(server: Server) -> None:

@@ -46,4 +46,5 @@ def test_the_configuration_itself_may_come_through_a_pipe(tmp_path: Path) -> Non
     writer = Thread(target=path.write_text, args=('[server]\ninstance = "nyc"\n',), daemon=True)
     writer.start()
     assert load(path).server.instance == "nyc"
-    writer.join()
+    writer.join(10)
+    assert not writer.is_alive()

@@ -72,9 +72,10 @@ def test_the_placement_of_a_reload_counts_at_the_next_start(place: Place) -> Non
 async def done(rig: Rig, change: Coroutine[Any, Any, None]) -> None:
     """Drives the writer until the change is done."""
     doing = asyncio.ensure_future(change)
-    while not doing.done():
-        await asyncio.sleep(0)
-        rig.store.writer.step()
+    async with asyncio.timeout(10):
+        while not doing.done():
+            await asyncio.sleep(0)
+            rig.store.writer.step()
     await doing
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from sow_server.patient_stream import BYTES_MAX, PatientStream
+
+WAIT_SECONDS = 10.0
+
+
+def read_some(descriptor: int, count: int = 2**16) -> str:
+    """What is there, of `count` bytes at most; waits for it."""
+    assert select.select([descriptor], [], [], WAIT_SECONDS)[0], "nothing more comes"
+    return os.read(descriptor, count).decode()
 
 
 class Pipe:
@@ -29,7 +38,7 @@ class Pipe:
         """All lines up to one."""
         text = ""
         while not text.endswith(f"{last}\n"):
-            text += os.read(self.reads, 2**16).decode()
+            text += read_some(self.reads)
         return text.splitlines()
 
 
@@ -63,9 +72,9 @@ def test_lines_beyond_the_bound_are_dropped_whole_and_their_number_is_told(pipe:
     count = 3 * BYTES_MAX // 10_000
     for _ in range(count):
         pipe.stream.write(f"{line}\n")
-    text = os.read(pipe.reads, 1).decode()  # somebody reads again
+    text = read_some(pipe.reads, 1)  # somebody reads again
     while "dropped" not in text or not text.endswith("\n"):
-        text += os.read(pipe.reads, 2**16).decode()
+        text += read_some(pipe.reads)
     *written, last = text.splitlines()
     assert set(written) == {line}
     assert last == f"dropped {count - len(written)}"
@@ -94,7 +103,7 @@ def test_a_line_that_comes_while_one_is_written_waits_for_no_lock(pipe: Pipe, mo
     monkeypatch.setattr(os, "write", collecting)
     writer = threading.Thread(target=pipe.stream.write, args=["one\n"], daemon=True)
     writer.start()
-    writer.join(10)
+    writer.join(WAIT_SECONDS)
     assert not writer.is_alive()
     assert pipe.read_until("of a finalizer") == ["one", "of a finalizer"]
 
@@ -109,7 +118,7 @@ def test_no_line_is_lost_between_threads_and_a_slow_reader(pipe: Pipe) -> None:
         writer.start()
     text = ""
     while text.count("\n") < 1500:
-        text += os.read(pipe.reads, 1000).decode()
+        text += read_some(pipe.reads, 1000)
     for name in range(3):
         found = [line.split()[1] for line in text.splitlines() if line.startswith(f"{name} ")]
         assert found == [str(number) for number in range(500)]
@@ -128,11 +137,11 @@ def test_a_terminal_that_nobody_reads_holds_nobody_up() -> None:
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    writer.join(10)
+    writer.join(WAIT_SECONDS)
     assert not writer.is_alive()
     text = ""
     while text.count("\n") < len(lines):
-        text += os.read(reads, 2**16).decode()
+        text += read_some(reads)
     assert text.splitlines() == lines
     os.close(reads)
     terminal.close()
