@@ -18,7 +18,7 @@ from tests.support.servers.server import ServerProcess, free_port, until
 
 
 class Together:
-    """Cells a, b and c; c is not started at first."""
+    """Cells a, b and c; c is not started before it is reloaded."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         ports = {cell: free_port() for cell in "abc"}
@@ -35,7 +35,10 @@ class Together:
     def reload(self, text: str, cells: Sequence[str]) -> None:
         for cell in cells:
             self.servers[cell].rewrite(text)
-            self.clients[cell].reload_placement()
+            if self.servers[cell].alive:
+                self.clients[cell].reload_placement()
+            else:
+                self.servers[cell].start()
 
     def settle(self, text: str) -> None:
         """All cells have this placement, and know it of each other."""
@@ -72,9 +75,7 @@ def test_a_difference_is_told_at_both_and_a_cell_that_is_away_by_name(together: 
     told = [event for event in together.servers[a].events("cell_in_trouble") if event["cell"] == b]
     assert told[-1]["trouble"] == "DIFFERS"
 
-    together.servers["c"].rewrite(together.text(4))
-    together.servers["c"].start()
-    together.reload(together.text(4), [a, b])
+    together.reload(together.text(4), ["c", a, b])
     together.clients[a].reload_placement()
     until(lambda: together.problems(b) == {}, 30, "b sees that all are even")
     assert "c" in {event["cell"] for event in together.servers[b].events("cell_is_well")}
@@ -172,8 +173,9 @@ def test_the_command_shows_cells(together: Together) -> None:
 
 def test_a_reload_of_one_server_names_the_others_and_one_of_all_reaches_them(together: Together) -> None:
     """Story: an operator ran it once, and the other cells went on with the file from before."""
-    version = together.clients["a"].placement().version + 1
+    version = together.clients["a"].placement().version + 2
     address = together.addresses["a"][0]
+    together.reload(together.text(version - 1), ["a", "b", "c"])
     for server in together.servers.values():
         server.rewrite(together.text(version))
 
