@@ -88,7 +88,7 @@ class GuardedParts:
     def __init__(self, rig: Rig, access: str | AccessFile) -> None:
         """`access`: the access file, or its text without root, which is added."""
         self.rig = rig
-        self.subscribers = Subscribers(rig, ticks=lambda: 0.0)  # a slice takes no time
+        self.subscribers = Subscribers(rig)
         self.audit = _KeptAudit()
         self.healthy = HealthService()
         self._loop = asyncio.new_event_loop()
