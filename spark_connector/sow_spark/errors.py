@@ -45,6 +45,7 @@ HINTS: Final[Mapping[str, str]] = {
     "UNREACHABLE": "check the option server, and that executors can reach it, too",
     "TOPIC_NOT_FOUND": "check the option topic; `sow topics` lists all topics",
     "PATTERN_MATCHES_NOTHING": "check the option topicPattern: it must match whole names of topics that have a journal",
+    "TOPIC_ELSEWHERE": "give all servers the same placement (`sow cells list` shows them), and run it again",
     "FILTER_INVALID": "see docs/filters.md; the option filter is sent unchanged",
     "EXPORT_NOT_FOUND": "run the action again on a newly loaded DataFrame, or give a longer lease",
     "READER_LOST": "run the action again on a newly loaded DataFrame",

@@ -135,5 +135,5 @@ def _check_once(listed: Mapping[str, Iterable[Topic]], reading: Reading) -> None
                 raise SowSourceError(
                     "TOPIC_ELSEWHERE",
                     f"the cells {other} and {cell} both have topic {topic.name}: their placements differ",
-                    "give all servers the same placement (`sow cells list` shows them), and run it again",
+                    HINTS["TOPIC_ELSEWHERE"],
                 )

@@ -6,14 +6,18 @@ one journal: the offsets are then those of a `ChangesReader`.
 
     [1]  A cell comes into a query with its first topic there, and is read from its earliest change. It begins with a
          micro-batch that has none of its rows, because the start of each range must be in the checkpoint.
-    [2]  A topic that has left a cell is a loss (DATA_LOST): whether the other cell has all of its changes is not known.
+    [2]  A topic that has left a cell goes on in the one that has it now, behind the bookmark up to which it was read.
+         The new cell has to know this position, by its marks (rule F18), or else the changes are lost (DATA_LOST). It
+         begins there with a micro-batch that has none of its rows, as in [1]. A micro-batch that was planned before is
+         read up to the head there, so some changes come again. While no cell has the topic, the query waits.
     [3]  The limit of a trigger holds for all cells together, but for at least one entry of each.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -26,8 +30,8 @@ from sow_spark.errors import HINTS, SowSourceError, option_error
 from sow_spark.options import Connecting, Reading
 from sow_spark.over_cells import NO_TOPIC, cells_of
 from sow_spark.read_limits import ReadLimit, SupportsTriggerAvailableNow
-from sow_spark.stream_instances import LOSSES, InstanceInUse
-from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
+from sow_spark.stream_instances import ELSEWHERE, LOSSES, PAUSE_SECONDS, InstanceInUse
+from sow_spark.stream_offsets import Offset, apart, marked, topics_of, without
 from sow_spark.stream_pins import tell_loss
 from sow_spark.stream_reading import ChangesReader, check_kind
 
@@ -57,7 +61,7 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reading = reading
         self._schema = schema
         self._alone = ChangesReader(reading, schema)
-        self._home = InstanceInUse(reading.connecting, reading.named)
+        self._home = InstanceInUse(reading.connecting, reading.named, None)
         self._cells: Mapping[str, Connecting] = {}
         self._readers: dict[str, tuple[Connecting, ChangesReader]] = {}
         self._only: frozenset[str] | None = None  # the cells with an end for AvailableNow
@@ -173,41 +177,85 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._last
         if start is None:  # PySpark 4.1, as in ChangesReader
             start, limit = self._last or self.initialOffset(), self.getDefaultReadLimit()
-        self._last = self._next(self._starts(start), *self._alone.limits(limit))
+        starts, limits = self._starts(start), self._alone.limits(limit)
+        self._last = self._settled(lambda: self._next(starts, *limits))
         return self._last
 
     def _next(self, starts: Mapping[str, Offset], entries: int, size: int) -> Offset:
         ends: dict[str, Offset] = {}
+        left: dict[str, tuple[str, str]] = {}
         for cell in starts.keys() - self._cells.keys():
-            self._tell_gone(cell, starts[cell], f"the cell {cell} is not in the placement any more")
+            left |= {topic: (cell, marked(starts[cell], topic)) for topic in topics_of(starts[cell], "")}
         if self._only is not None:
-            # Those that have topics only since then: their end is the present head. One without any is a loss [2].
-            late = starts.keys() & (self._cells.keys() - self._only)
-            self._only = self._only.union(cell for cell in late if _if_any(self._reader(cell).set_target))
+            self._set_ends(starts.keys())
         cells = [cell for cell in self._cells if self._only is None or cell in self._only or cell in starts]
         for number, cell in enumerate(cells):
-            reader, left = self._reader(cell), len(cells) - number
+            reader, others = self._reader(cell), len(cells) - number
             if cell not in starts:
                 pin = next((start["pin"] for start in starts.values() if "pin" in start), "")
                 end = _if_any(partial(reader.begin, "earliest", pin or f"spark-{secrets.token_hex(8)}"))  # [1]
                 if end is not None:
                     ends[cell] = end
                 continue
-            bounds = [max(1, bound // left) if bound else 0 for bound in (entries, size)]
+            bounds = [max(1, bound // others) if bound else 0 for bound in (entries, size)]
             end = _if_any(partial(reader.next_end, starts[cell], *bounds))
-            if end is None:
-                self._tell_gone(cell, starts[cell], f"the topic was deleted, or has left the cell {cell}")
-            ends[cell] = starts[cell] if end is None else end
+            ends[cell] = without(starts[cell] if end is None else end, reader.left)
+            left |= {topic: (cell, bookmark) for topic, bookmark in reader.left.items()}
             entries, size = [
                 bound and max(1, bound - used) for bound, used in zip((entries, size), reader.planned, strict=True)
             ]
+        present = [topic for cell in cells for topic in self._reader(cell).present]
+        if twice := {topic for topic in present if present.count(topic) > 1}:  # it has just moved
+            raise SowSourceError(ELSEWHERE, f"two cells have {', '.join(twice)}", HINTS[ELSEWHERE])
+        for topic, (cell, bookmark) in left.items():
+            to = self._cell_with(topic, cell, bookmark, cells)
+            if to is not None:
+                ends[to] = self._reader(to).come(ends[to], topic, bookmark)
         self._check_found()
         return Offset(cells=ends)
 
-    def _tell_gone(self, cell: str, start: Offset, why: str) -> None:
-        """Raises or logs DATA_LOST for all topics of a cell [2]."""
-        for topic in topics_of(start, ""):
-            tell_loss(self._reading, topic, f"{bookmark_of(start)} of the cell {cell}", why)
+    # ---- topics that move [2] ----
+
+    def _settled(self, plan: Callable[[], _Answer]) -> _Answer:
+        """The result of a plan, which is made again while a topic is on its way to another cell."""
+        give_up = time.monotonic() + self._reading.connecting.retry_for_micros / 1e6
+        while True:
+            try:
+                return plan()
+            except SowSourceError as error:
+                if error.reason != ELSEWHERE or time.monotonic() >= give_up:
+                    raise
+            time.sleep(PAUSE_SECONDS)
+
+    def _cell_with(self, topic: str, left: str, bookmark: str, looked_at: Iterable[str]) -> str | None:
+        """The cell that has a topic now, of those that were looked at. None: it was deleted, and its loss is told.
+        `left`: the cell that it was in, up to a bookmark."""
+        for cell in looked_at:
+            if topic in self._reader(cell).present:
+                return cell
+        if not self._is_somewhere(topic):
+            tell_loss(self._reading, topic, f"{bookmark} of the cell {left}", "the topic was deleted")
+            return None
+        if self._only is not None:
+            self._set_ends(self._cells.keys())
+        raise SowSourceError(
+            ELSEWHERE, f"topic {topic} has left the cell {left}, and no other has it", HINTS[ELSEWHERE]
+        )
+
+    def _is_somewhere(self, topic: str) -> bool:
+        """True if a cell has a topic, with a journal, or is about to take it (rule C17)."""
+        try:
+            return self._home.call("looking for it", lambda client: client.describe_topic(topic)).settings.journal
+        except SowSourceError as error:
+            if error.reason not in ("TOPIC_NOT_FOUND", "PERMISSION_DENIED"):
+                raise
+            return False
+
+    def _set_ends(self, cells: Iterable[str]) -> None:
+        """AvailableNow ends at the present head of cells that had no topics before."""
+        assert self._only is not None, "there is an end"
+        late = set(cells) & (self._cells.keys() - self._only)
+        self._only = self._only.union(cell for cell in late if _if_any(self._reader(cell).set_target))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """The limit of the options."""
@@ -240,26 +288,31 @@ class CellsReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The changes after `start` up to `end`, in parts."""
         divided = self._look()
         self._last = end
-        if "cells" not in end:
-            return self._alone_before(divided).partitions(start, end)
         if not divided:
             self._check_alone(end)
-        starts = self._starts(start)
+            return self._alone.partitions(start, end)
+        return self._settled(lambda: self._parts(self._starts(start), self._starts(end)))
+
+    def _parts(self, starts: Mapping[str, Offset], ends: Mapping[str, Offset]) -> list[InputPartition]:
         found: list[InputPartition] = []
-        for cell, its_end in end["cells"].items():
+        left: dict[str, tuple[str, str]] = {}
+        for cell, end in ends.items():
             if cell not in starts:
                 continue  # [1]
             if cell not in self._cells:
-                self._tell_gone(cell, starts[cell], f"the cell {cell} is not in the placement any more")
+                left |= {topic: (cell, marked(starts[cell], topic)) for topic in topics_of(end, "").keys() - apart(end)}
                 continue
-            found += self._reader(cell).partitions(starts[cell], its_end)
+            reader = self._reader(cell)
+            found += _if_any(partial(reader.partitions, starts[cell], end)) or ()
+            left |= {topic: (cell, bookmark) for topic, bookmark in reader.left.items()}
+        if left:
+            for cell in self._cells:
+                _if_any(self._reader(cell).look)
+        for topic, (cell, bookmark) in left.items():
+            to = self._cell_with(topic, cell, bookmark, self._cells)
+            if to is not None:
+                found += self._reader(to).parts_from(topic, bookmark)
         return found
-
-    def _alone_before(self, divided: bool) -> ChangesReader:
-        """The reader of a micro-batch that was planned before the server had cells."""
-        if not divided:
-            return self._alone
-        return self._reader(next(name for name, to in self._cells.items() if to == self._reading.connecting))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""

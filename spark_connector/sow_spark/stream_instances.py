@@ -41,13 +41,13 @@ class InstanceInUse:
         self,
         connecting: Connecting,
         named: str,
-        topic: str = "",
+        topic: str | None = "",
         *,
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`named`: the topics, for messages. `topic`: its cell is looked for; "" for topics in the cell of
-        `connecting`."""
+        `connecting`, where the calls stay; None for calls of any cell."""
         self._given = connecting
         self._named = named
         self._topic = topic
@@ -134,7 +134,7 @@ class InstanceInUse:
         client = self.client
         try:
             with translated(f"{doing}, {self._named}"):
-                answer = retried(self.connecting, lambda: call(client))
+                answer = retried(self.connecting, lambda: call(client.here if self._topic == "" else client))
         except SowSourceError as error:
             if error.reason != ELSEWHERE:
                 self._follow(client)  # the error is about a position in the former cell
@@ -167,13 +167,16 @@ class InstanceInUse:
             self.life = self.client = None
 
 
-def _epoch_in_a_cell(client: Client) -> str | None:
-    """The epoch of the journal of a server that is in a cell; None: it has no placement."""
+def cell_at(client: Client) -> str:
+    """The cell of a server; "": it has no placement."""
     try:
-        if not client.placement().cell:
-            return None
+        return client.placement().cell
     except SowError as error:
         if error.reason != "UNIMPLEMENTED":
             raise
-        return None  # an older server has none
-    return client.describe_instance().journal_epoch
+        return ""  # an older server has none
+
+
+def _epoch_in_a_cell(client: Client) -> str | None:
+    """The epoch of the journal of a server that is in a cell; None: it has no placement."""
+    return client.describe_instance().journal_epoch if cell_at(client) else None

@@ -22,6 +22,11 @@ class Offset(TypedDict, total=False):
     """With several instances: the end of the bookmark, which tells positions of other instances (rule F6)."""
     after: str
     """With several instances: the bookmark at which the micro-batch begins that ends here."""
+    each: dict[str, str]
+    """With several cells: the bookmarks of topics that are known in another cell, or have come from one and begin at a
+    position of their own (rule C24)."""
+    each_after: dict[str, str]
+    """As `after`, of topics with a bookmark of their own there."""
     held: dict[str, int]
     """The position up to which changes were read at another instance, which this one may lack, keyed by epoch."""
     cells: dict[str, Offset]
@@ -54,18 +59,41 @@ def bookmark_of(offset: Offset) -> str:
     return f"{offset['epoch']}.{offset['sequence']}"
 
 
-def marked(offset: Offset) -> str:
-    """The bookmark of an offset, with its marks."""
-    return bookmark_of(offset) + offset.get("marks", "")
+def marked(offset: Offset, topic: str = "") -> str:
+    """The bookmark of an offset, with its marks, from which a topic is read; "": any without one of its own."""
+    return offset.get("each", {}).get(topic) or bookmark_of(offset) + offset.get("marks", "")
 
 
-def moved_to(offset: Offset, bookmark: str) -> Offset:
-    """The same offset at another bookmark, which may have marks."""
+def plain(bookmark: str) -> str:
+    """A bookmark without its marks."""
+    return bookmark.partition(";")[0]
+
+
+def apart(offset: Offset) -> set[str]:
+    """The topics that begin at a position of their own. The micro-batch that ends at the offset has nothing of them."""
+    return {topic for topic, bookmark in offset.get("each", {}).items() if plain(bookmark) != bookmark_of(offset)}
+
+
+def moved_to(offset: Offset, bookmark: str, each: Mapping[str, str] | None = None) -> Offset:
+    """The same offset at another bookmark, which may have marks. `each`: the bookmarks of topics there. Those that
+    begin at a position of their own keep it."""
     at, semicolon, marks = bookmark.partition(";")
     found = offset_of(at)
     moved = offset.copy()
     moved["epoch"], moved["sequence"], moved["marks"] = found["epoch"], found["sequence"], semicolon + marks
+    moved["each"] = {**(each or {}), **{topic: offset["each"][topic] for topic in apart(offset)}}
     return moved
+
+
+def without(offset: Offset, topics: Iterable[str]) -> Offset:
+    """The same offset, from which these topics are not read."""
+    gone = offset["topics"].keys() & set(topics)
+    if not gone:
+        return offset
+    left = offset.copy()
+    left["topics"] = {name: created for name, created in offset["topics"].items() if name not in gone}
+    left["each"] = {name: bookmark for name, bookmark in offset.get("each", {}).items() if name not in gone}
+    return left
 
 
 def sources_of(marks: str) -> dict[str, int]:

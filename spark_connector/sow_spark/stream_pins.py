@@ -26,8 +26,8 @@ from sow_spark.connection import connect
 from sow_spark.errors import SowSourceError
 from sow_spark.options import Connecting, Reading
 from sow_spark.reading import RENEWALS_PER_LEASE, renewed
-from sow_spark.stream_instances import Elsewhere, InstanceInUse
-from sow_spark.stream_offsets import Offset, bookmark_of, topics_of
+from sow_spark.stream_instances import ELSEWHERE, Elsewhere, InstanceInUse
+from sow_spark.stream_offsets import Offset, bookmark_of, marked, plain, topics_of
 
 RENEWED_SECONDS: Final = 60.0
 """At least so often, so that one can tell the pin of a dead query from others."""
@@ -51,7 +51,7 @@ class Pins:
     def hold_all(self, offset: Offset) -> None:
         """Pins the journal of each topic that is read from an offset."""
         for name in topics_of(offset, self._reading.topic):
-            self.hold(name, offset, bookmark_of(offset))
+            self.hold(name, offset, plain(marked(offset, name)))
 
     def hold(self, topic: str, offset: Offset, bookmark: str) -> bool:
         """Pins the journal of a topic after a bookmark, under the query's pin, and renews the pin from then on.
@@ -70,8 +70,8 @@ class Pins:
                 lambda client: client.pin_journal(topic, name, bookmark, idle_ttl=lease, reader=reader()),
             )
         except SowSourceError as error:
-            if error.reason == "TOPIC_NOT_FOUND" and self._reading.several:
-                return False  # its loss has been told
+            if error.reason in ("TOPIC_NOT_FOUND", ELSEWHERE) and self._reading.several:
+                return False  # its loss has been told, or the next look finds it in another cell
             check_loss(error, self._reading, topic, bookmark_of(offset))
             return False
         self._pinned = {**self._pinned, topic: bookmark}  # the thread that renews iterates over the former one

@@ -25,7 +25,10 @@ Guarantees:
          pin.
     [6]  If a topic moves to another cell, the query of this topic goes on there as at another instance. It knows marks
          of its offset, or of a later position up to which no change lies. A task that is under way reads its range
-         there once more, up to the head. By then all changes of the former cell are there (rule C16).
+         there once more, up to the head, and so does a micro-batch that is repeated there. By then all changes of the
+         former cell are there (rule C16), so the query may go on behind its end in either cell.
+    [7]  A topic of several goes along, too (`CellsReader`). It has marks of its own where another cell knows its
+         position, and in the new cell a position of its own, until the micro-batch after the move has been read.
 """
 
 from __future__ import annotations
@@ -49,15 +52,17 @@ from sow_spark.over_cells import selected
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
 from sow_spark.schemas import Layout, form_of_topic, layout
-from sow_spark.stream_instances import ELSEWHERE, Elsewhere, InstanceInUse
+from sow_spark.stream_instances import ELSEWHERE, Elsewhere, InstanceInUse, cell_at
 from sow_spark.stream_offsets import (
     Offset,
+    apart,
     bookmark_of,
     epoch_of,
     joined,
     marked,
     moved_to,
     offset_of,
+    plain,
     sequence_of,
     sources_of,
     topics_of,
@@ -110,13 +115,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pins = Pins(reading, self._instance)
         self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
         self._target: str | None = None  # the end for AvailableNow
-        self.present: frozenset[str] = frozenset()
-        """The topics that were there at the last look."""
+        self.present: Mapping[str, Topic] = {}
+        """The topics that were there at the last look, by name."""
+        self.left: Mapping[str, str] = {}
+        """With several topics of a cell: those of the last micro-batch that are not there any more, each with the
+        bookmark after which it is to be read in another cell [7]."""
         self.planned = (0, 0)
         """Entries and bytes of the micro-batch that was planned last."""
         self._made: list[str] = []  # topics with a pin that the start has made
-        self._idle: tuple[str, str] | None = None
-        """The end of the last micro-batch, and a later bookmark up to which no change of the topics lies."""
+        self._idle: tuple[str, str, Mapping[str, str]] | None = None
+        """The end of the last micro-batch, a later bookmark up to which no change of the topics lies, and those of
+        topics that have one of their own there."""
         self._head: str | None = None
         self._behind = (0, 0)  # entries behind the end of the last micro-batch, and the age of the first in seconds
         # For PySpark 4.1, which passes no position. It asks for the end of the first micro-batch before its start, and
@@ -223,9 +232,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, start: Offset, max_entries: int, max_bytes: int) -> Offset:
         """The end of the micro-batch after `start`; `start` itself if there is none."""
         self.planned = 0, 0
-        at = begin = start if self._is_read(start) else moved_to(start, start["after"])
+        at = begin = start if self._is_read(start) else moved_to(start, start["after"], start.get("each_after"))
         if at is start and self._idle is not None and self._idle[0] == bookmark_of(start):
-            begin = moved_to(start, self._idle[1])
+            begin = moved_to(start, *self._idle[1:])
+        self._look_for_left(begin, {})  # in case none is there
         if self._target is not None and self._instance.epoch not in (None, offset_of(self._target)["epoch"]):
             self._target = self._present_head()
         end = self._target
@@ -234,11 +244,14 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Otherwise the changes between its creation and the end would be in no micro-batch.
             end = self._present_head()
         present = self._present()
+        self._look_for_left(begin, present)
         if not self._is_foreign(begin):
             self._check_created(begin, present)
             self._pins.hold_all(at)  # where a restarted query begins
-        if end is not None and offset_of(end)["epoch"] == begin["epoch"] and sequence_of(end) <= begin["sequence"]:
-            return start
+        if end is not None and _is_behind(bookmark_of(begin), end):
+            come = apart(begin) & present.keys()
+            if all(_is_behind(plain(marked(begin, name)), end) for name in come):
+                return start
         end, plans = self._ends(begin, present, end, max_entries, max_bytes)
         self._behind = (
             sum(plan.entries_left for plan in plans.values()),
@@ -246,19 +259,43 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         offset = self._stamp(offset_of(end, start.get("pin")), present)
         marks = joined([plan.marks for plan in plans.values()])
+        each = self._each(end, begin, plans, marks)
         idle = all(plan.start == bookmark_of(begin) and not plan.entries for plan in plans.values())
         if idle and at is start and topics_of(offset, "") == topics_of(start, ""):
-            if marks:
-                self._idle = bookmark_of(start), end + marks  # all up to there was read, as nothing lies between
+            if marks or each:  # all up to there was read, as nothing lies between
+                self._idle = bookmark_of(start), end + (marks or begin.get("marks", "")), each
             return start  # changes of other topics make no batch
         self.planned = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
         for name, plan in plans.items():
             self._check_options(present[name], plan.start)
             if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
                 self._pins.hold(name, begin, plan.start)
-        if self._instance.several or marks or "marks" in begin:
+        if each:
+            offset["each"] = each
+        if self._instance.several or marks or each or "marks" in begin or "each" in begin:
             self._mark(offset, begin, marks)
+            idle_now = {name: each[name] for name, plan in plans.items() if name in each and not plan.entries}
+            if after := {**begin.get("each", {}), **idle_now}:
+                offset["each_after"] = after
         return offset
+
+    def _each(self, end: str, begin: Offset, plans: Mapping[str, ChangesPlan], marks: str) -> dict[str, str]:
+        """The topics with a bookmark of their own at the end of a micro-batch: those that begin behind it, and those
+        that more instances know than all topics, as those of another cell do while a topic moves [7]. `marks`: those of
+        all topics."""
+        if not self._reading.cell:
+            return {}
+        found, known = {}, sources_of(marks)
+        for name, plan in plans.items():
+            before = begin.get("each", {}).get(name, "")
+            if name in apart(begin) and _is_behind(plain(before), end):
+                found[name] = before
+                continue
+            # As in `_mark`: marks of an earlier position hold for this one, too.
+            own = plan.marks or ("" if self._is_foreign(begin) else before[len(plain(before)) :])
+            if not sources_of(own).keys() <= known.keys():
+                found[name] = end + own
+        return found
 
     def _mark(self, offset: Offset, begin: Offset, marks: str) -> None:
         """Adds to an offset whatever is needed to go on at another instance. `marks`: those of its position."""
@@ -360,49 +397,103 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The changes after `start` up to `end`, in parts."""
         check_kind(self._reading, start)
         self._last = end
-        if bookmark_of(start) == bookmark_of(end):
+        self.left = {}
+        if bookmark_of(start) == bookmark_of(end) and not apart(start):
             return []
         return self._instance.anywhere(end["epoch"], lambda: self._parts(start, end))
 
     def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
-        begin = moved_to(start, end["after"]) if "after" in end else start
+        begin = moved_to(start, end["after"], end.get("each_after")) if "after" in end else start
+        self._look_for_left(begin, {}, end)
         present = self._present()
+        self._look_for_left(begin, present, end)
         if not self._is_foreign(end):
             self._check_created(end, present)
         if not self._is_foreign(begin):
             self._pins.hold_all(begin)  # a restarted query begins with this call if its last batch was not finished
         found: list[InputPartition] = []
+        upto: str | None = marked(end)
+        if self._is_foreign(end) and not self._reading.several and self._call("looking at its cell", cell_at):
+            upto = None  # [6]
         for name in topics_of(end, self._reading.topic):
-            if name not in present:
-                continue  # its loss has been told
-            plan = self._plan_from(name, begin, marked(end))
-            self._check_options(present[name], plan.start)
+            if name not in present or name in apart(end):
+                continue  # its loss has been told, or another cell has it, or it begins behind the end
+            plan = self._plan_from(name, begin, upto)
             if self._is_foreign(end) and epoch_of(plan.start) == self._instance.epoch:
                 self._pins.note(name, end, plan.start)
-            if not plan.entries:
-                continue
-            form = form_of_topic(self._reading, self._layout, present[name])
-            elsewhere = self._is_foreign(begin) or bool(end.get("held"))
-            # A repeated batch must have the same partitions, so they depend only on the range and the options.
-            shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
-            found += [
-                ChangesPartition(
-                    name,
-                    plan.start,
-                    plan.end,
-                    share,
-                    shares,
-                    form,
-                    self._instance.connecting,
-                    elsewhere=elsewhere,
-                    after=marked(begin),
-                )
-                for share in range(shares)
-            ]
+            elsewhere = self._is_foreign(begin) or bool(end.get("held")) or name in apart(begin)
+            found += self._parts_of(present[name], plan, marked(begin, name), elsewhere=elsewhere)
         if self._is_foreign(end):
             self._pins.noted = bookmark_of(end)
         self._read_at = bookmark_of(end), self._instance.epoch or end["epoch"]
         return found
+
+    def _parts_of(self, topic: Topic, plan: ChangesPlan, after: str, *, elsewhere: bool) -> list[ChangesPartition]:
+        """The parts of a range of one topic."""
+        self._check_options(topic, plan.start)
+        if not plan.entries:
+            return []
+        form = form_of_topic(self._reading, self._layout, topic)
+        # A repeated batch must have the same partitions, so they depend only on the range and the options.
+        shares = min(self._reading.partitions or min(plan.entries // ENTRIES_PER_SHARE + 1, SHARES), SHARES_MAX)
+        return [
+            ChangesPartition(
+                topic.name,
+                plan.start,
+                plan.end,
+                share,
+                shares,
+                form,
+                self._instance.connecting,
+                elsewhere=elsewhere,
+                after=after,
+            )
+            for share in range(shares)
+        ]
+
+    # ---- topics that move to another cell, or come from one [7] ----
+
+    def look(self) -> None:
+        """Looks which topics are here: see `present`."""
+        self._instance.anywhere(None, self._present)
+
+    def come(self, end: Offset, topic: str, bookmark: str) -> Offset:
+        """The end of a micro-batch, behind which a topic begins that has come here. `bookmark`: where it was left."""
+
+        def begun() -> Offset:
+            try:
+                start = self._plan(topic, "following it to another cell", bookmark).start
+            except SowSourceError as error:
+                check_loss(error, self._reading, topic, bookmark)
+                start = self._plan(topic, "looking for the earliest change", "earliest").start
+            offset = end.copy()
+            offset["topics"] = {**end["topics"], topic: self.present[topic].create_time.isoformat()}
+            offset["each"] = {**end.get("each", {}), topic: start}
+            self._pins.hold(topic, offset, start)
+            if self._target is not None:
+                self._target = self._present_head()  # what was there at the other cell may lie behind the former one
+            return offset
+
+        return self._instance.anywhere(end["epoch"], begun)
+
+    def parts_from(self, topic: str, bookmark: str) -> Sequence[InputPartition]:
+        """The part of a micro-batch that was planned in the cell that the topic has left, up to the head [7]."""
+
+        def planned() -> list[ChangesPartition]:
+            try:
+                plan = self._plan(topic, "following it to another cell", bookmark)
+            except SowSourceError as error:
+                check_loss(error, self._reading, topic, bookmark)
+                return []
+            return self._parts_of(self.present[topic], plan, bookmark, elsewhere=True)
+
+        return self._instance.anywhere(None, planned)
+
+    def _look_for_left(self, begin: Offset, present: Mapping[str, Topic], end: Offset | None = None) -> None:
+        """Sets `left`. `end`: of a micro-batch that was planned."""
+        if self._reading.cell:
+            read = topics_of(begin, "") if end is None else topics_of(end, "").keys() - apart(end)
+            self.left = {name: marked(begin, name) for name in read if name not in present}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""
@@ -504,8 +595,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> ChangesPlan:
         """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
         position, if the topic is new to the query, or the options allow that."""
-        # One instance that is taken for the one of the offset, and is another one, refuses it: it may lack changes.
-        at = marked(start) if self._instance.several or self._is_foreign(start) else bookmark_of(start)
+        at = marked(start, topic)
+        if end is not None and topic in apart(start) and _is_behind(plain(at), end):
+            return ChangesPlan(bookmark_of(start), end, end, end, 0, 0, 0, ())  # nothing of it lies in the range
+        if not (self._instance.several or self._is_foreign(start)):
+            # One instance that is taken for the one of the offset, and is another one, refuses it: it may lack changes.
+            at = plain(at)
         try:
             return self._plan(topic, "planning a micro-batch", at, end, max_entries, max_bytes)
         except SowSourceError as error:
@@ -519,12 +614,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from None
             is_new = topic not in topics_of(start, self._reading.topic)
             if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
-                check_loss(error, self._reading, topic, bookmark_of(start))
+                check_loss(error, self._reading, topic, plain(at))
         earliest = self._plan(topic, "looking for the earliest change", "earliest", None, max_entries, max_bytes)
         if end is None:
             return earliest
-        there, wanted = offset_of(earliest.start), offset_of(end)
-        if there["epoch"] != wanted["epoch"] or there["sequence"] >= wanted["sequence"]:
+        if epoch_of(earliest.start) != epoch_of(end) or _is_behind(earliest.start, end):
             # All of the range is gone.
             return ChangesPlan(end, end, earliest.head, earliest.earliest, 0, 0, earliest.entries_left, ())
         return self._plan(topic, "planning a micro-batch", earliest.start, end, max_entries, max_bytes)
@@ -534,13 +628,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._reading.several:
             name = self._reading.topic
             return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
-        self.present = frozenset()
+        self.present = {}
         if cell := self._reading.cell:
             answers = self._call("looking at its cell", lambda client: client.here.placement().cell)
             check_cell(self._instance.connecting, cell, answers)
         topics = self._call("looking at them", lambda client: client.here.topics())
-        found = {topic.name: topic for topic in selected(topics, self._reading)}
-        self.present = frozenset(found)
+        self.present = found = {topic.name: topic for topic in selected(topics, self._reading)}
         return found
 
     def _check_created(self, offset: Offset, present: Mapping[str, Topic]) -> None:
@@ -548,10 +641,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, created in topics_of(offset, self._reading.topic).items():
             topic = present.get(name)
             if topic is None:
-                if self._reading.cell:
-                    gone = f"the topic was deleted, or has left the cell {self._reading.cell}"
-                    tell_loss(self._reading, name, bookmark_of(offset), gone)
-                elif self._reading.topic_pattern is not None:
+                if self._reading.topic_pattern is not None and not self._reading.cell:
                     tell_loss(self._reading, name, bookmark_of(offset), "the topic was deleted")
             elif created is not None and topic.create_time.isoformat() != created:
                 tell_loss(
@@ -560,6 +650,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     bookmark_of(offset),
                     f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
                 )
+
+
+def _is_behind(bookmark: str, end: str) -> bool:
+    """True if a position is at another one, or behind it, in the same journal."""
+    return epoch_of(bookmark) == epoch_of(end) and sequence_of(bookmark) >= sequence_of(plain(end))
 
 
 def check_cell(to: Connecting, cell: str, answers: str) -> None:
