@@ -74,6 +74,7 @@ FIELDS: Final[Mapping[type[Message], Mapping[str, int]]] = {
         **dict.fromkeys(
             ("order_by", "top_n", "skip_n", "group_by", "aggregate", "having"), 3
         ),  # it would send every record, and every change
+        "tell_left": 3,  # the client would take the end for the break of a connection
     },
     sow_pb2.SowDeleteRequest: {
         **dict.fromkeys(("by_keys.versions", "by_filter", _REPLICATED, "publisher"), 2),

@@ -63,13 +63,18 @@ class SubscribeService:
                 call.leaves = partial(leave, source)
             async with aclosing(stream(source, self._readers)) as frames:
                 with self._followers.following(call, request, source):
-                    async for frame in frames:
-                        delivered = self._delivering(frame, call)
-                        try:
-                            yield subscribe_convert.response(frame, self._reading, figures=figures)
-                        finally:  # also where the subscriber leaves just now
-                            if delivered is not None:
-                                delivered()
+                    try:
+                        async for frame in frames:
+                            delivered = self._delivering(frame, call)
+                            try:
+                                yield subscribe_convert.response(frame, self._reading, figures=figures)
+                            finally:  # also where the subscriber leaves just now
+                                if delivered is not None:
+                                    delivered()
+                    except StoreError as error:
+                        if not request.tell_left or (left := subscribe_convert.left(error)) is None:
+                            raise
+                        yield left
 
     async def _asked(self, request: sow_pb2.SubscribeRequest, call: Call, action: Action) -> Request:
         convert_request = partial(

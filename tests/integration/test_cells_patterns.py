@@ -9,9 +9,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner, Result
 
+from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
 from sow_client import (
     EARLIEST,
@@ -238,6 +240,22 @@ def test_no_change_is_lost_when_a_topic_moves(connect: Connect, cells: TwoCells)
         assert set(range(51)) == set(seen)
         assert seen[-1] == 50
         changes.close()
+    cells.place()
+
+
+def test_a_call_ends_with_a_frame_where_its_topics_leave(cells: TwoCells, topics: tuple[str, str]) -> None:
+    """C21: for clients whose gRPC drops messages that were not read yet when an error comes."""
+    here, _ = topics
+    with grpc.insecure_channel(cells.addresses["a"][0]) as channel, Client(cells.home) as client:
+        request = sow_pb2.SubscribeRequest(topic_pattern=here, tell_left=True)
+        call = sow_pb2_grpc.SowServiceStub(channel).Subscribe(request, timeout=30)
+        assert next(call).HasField("progress")
+        client.publish(here, b"{}", key="2")
+        cells.place((here, "b"))
+        frames = list(call)
+        assert [key for frame in frames for key in frame.changes.records.key] == ["2"]
+        assert frames[-1].topics_left.placement_version == cells.version
+        assert call.code() is grpc.StatusCode.OK
     cells.place()
 
 

@@ -23,6 +23,8 @@ import {
   SowService,
 } from "./gen/sow/v1/sow_pb.js";
 import { ErrorReason } from "./gen/sow/v1/types_pb.js";
+import { JoinedCore } from "./joined.js";
+import { type CellCalls, JoinedSubscription, Parts } from "./joining.js";
 import { type Key, recordKey, recordKeys } from "./keys.js";
 import { needed, REMOVALS } from "./needs.js";
 import { type Document, encode, encodedAs, JSON_FORM, needsForm } from "./payloads.js";
@@ -48,6 +50,7 @@ import {
   queryRequest,
   type ReadOptions,
   RECORDS_PER_REQUEST_MAX,
+  startsOfCells,
   streamDefaults,
   type SubscribeOptions,
   subscribeRequest,
@@ -79,6 +82,11 @@ export interface ClientOptions {
   /** With several addresses: called once for each move. Reads may be older from then on (rule F3). */
   readonly onFailover?: OnFailover;
 }
+
+/** A subscription to a topic, or to all topics that match a pattern. */
+export type Followed<T = JsonObject> = Subscription<T> | JoinedSubscription<T>;
+
+type SnapshotOptions = Omit<SubscribeOptions, "start">;
 
 /**
  * The calls. As it is, it is one of `Client.cells`: it uses the connections of that client, ends with it, and stays in its
@@ -386,16 +394,23 @@ export class CellClient {
 
   // ---- following ----
 
-  /** The changes of a topic, or of several, from now or from `start` on (rules S1 to S7). Resolves once it is established. */
-  async subscribe<T = JsonObject>(topics: Topics, options: SubscribeOptions = {}): Promise<Subscription<T>> {
+  /**
+   * The changes of a topic, or of all that match a pattern, from now or from `start` on (rules S1 to S7). Resolves once it is
+   * established. A pattern has the topics of all cells (rule C21).
+   */
+  async subscribe<T = JsonObject>(topic: string, options?: SubscribeOptions): Promise<Subscription<T>>;
+  async subscribe<T = JsonObject>(topics: Topics, options?: SubscribeOptions): Promise<Followed<T>>;
+  async subscribe<T>(topics: Topics, options: SubscribeOptions = {}): Promise<Followed<T>> {
     return await this.#subscribe<T>(topics, options, false);
   }
 
-  /** First the records that match, then every change after them, without a gap or a repeat. */
-  async sowAndSubscribe<T = JsonObject>(
-    topics: Topics,
-    options: Omit<SubscribeOptions, "start"> = {},
-  ): Promise<Subscription<T>> {
+  /**
+   * First the records that match, then every change after them, without a gap or a repeat. Of a pattern, over several cells,
+   * "snapshot_end" comes once those of all cells are in, and a "resync" names the topic whose records are to be forgotten.
+   */
+  async sowAndSubscribe<T = JsonObject>(topic: string, options?: SnapshotOptions): Promise<Subscription<T>>;
+  async sowAndSubscribe<T = JsonObject>(topics: Topics, options?: SnapshotOptions): Promise<Followed<T>>;
+  async sowAndSubscribe<T>(topics: Topics, options: SnapshotOptions = {}): Promise<Followed<T>> {
     return await this.#subscribe<T>(topics, options, true);
   }
 
@@ -417,10 +432,34 @@ export class CellClient {
     return await new LiveResult<T>(request, this.#subscribing(way), this.#following(way, options)).opened();
   }
 
-  async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Subscription<T>> {
-    const request = subscribeRequest(topics, options, sow);
+  async #subscribe<T>(topics: Topics, options: SubscribeOptions, sow: boolean): Promise<Followed<T>> {
+    const isJoined = typeof topics !== "string" && !this.#cells.isOne;
+    const starts = isJoined ? startsOfCells(options.start) : undefined;
+    const { start, ...others } = options;
+    const request = subscribeRequest(topics, starts === undefined ? options : others, sow);
     const way = this.#cells.way(request.topic);
-    return await new Subscription<T>(request, this.#subscribing(way), this.#following(way, options)).opened();
+    const following = this.#following(way, options);
+    if (!isJoined) {
+      return await new Subscription<T>(request, this.#subscribing(way), following).opened();
+    }
+    const { retryForMs, connectTimeoutMs, onInterruption } = following;
+    const core = new JoinedCore<T>(request, starts, { retryForMs, connectTimeoutMs, onInterruption });
+    return await new JoinedSubscription<T>(core, new Parts(core, this.#cellCalls(), following)).opened();
+  }
+
+  #cellCalls(): CellCalls<Place<Transport>> {
+    const at = (place: Place<Transport>) => this.#cells.at(place);
+    return {
+      places: async () => {
+        const all = await this.#places();
+        const [home = ""] = [...all].filter(([, place]) => place === this.#cells.home).map(([cell]) => cell);
+        return { home, all };
+      },
+      version: async (place) =>
+        (await this.#unary(AdminService.method.getPlacement, {}, "reads", { along: at(place) })).version,
+      open: (place, request, withinMs) => this.#subscribing(at(place))(request, withinMs),
+      isOfMany: ({ transport }) => transport.isOfMany,
+    };
   }
 
   #subscribing(way: Way<Transport>): OpenSubscription {

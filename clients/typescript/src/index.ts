@@ -2,7 +2,7 @@
 
 export { ExtData } from "@msgpack/msgpack";
 export type { Tls, Token } from "./channel.js";
-export { type CellClient, Client, type ClientOptions } from "./client.js";
+export { type CellClient, Client, type ClientOptions, type Followed } from "./client.js";
 export { dateOf, type Duration, type Moment, type Ttl } from "./durations.js";
 export {
   Aborted,
@@ -24,6 +24,7 @@ export {
   SowError,
   Unavailable,
 } from "./errors.js";
+export type { JoinedSubscription } from "./joining.js";
 export type { JsonValue } from "./json.js";
 export { type Key, type KeyField, recordKey } from "./keys.js";
 export type { Parameters, ParameterScalar } from "./parameters.js";
@@ -32,6 +33,7 @@ export type { Ack, Publisher } from "./publisher.js";
 export type { QueryFooter, QueryHeader, QueryResult } from "./query.js";
 export type { Change, Deleted, DurabilityName, JsonObject, Published, StoredRecord } from "./records.js";
 export type {
+  Bookmarks,
   CountOptions,
   DeleteOptions,
   DeltaOptions,

@@ -59,7 +59,7 @@ export const FIELDS: Readonly<Record<string, Readonly<Record<string, number>>>> 
   },
   "sow.v1.SubscribeRequest": {
     ...PARAMETERS,
-    ...{ order_by: 3, top_n: 3, skip_n: 3, group_by: 3, aggregate: 3, having: 3 },
+    ...{ order_by: 3, top_n: 3, skip_n: 3, group_by: 3, aggregate: 3, having: 3, tell_left: 3 },
   },
   "sow.v1.SowDeleteRequest": { "by_keys.versions": 2, by_filter: 2, "durability=3": 2, publisher: 2, ...PARAMETERS },
   "sow.v1.TouchRequest": { "durability=3": 2, only: 2, atomic: 2, versions: 2 },

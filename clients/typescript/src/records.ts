@@ -113,6 +113,8 @@ interface ChangeParts {
   readonly topic: string;
   /** Where another subscription may go on after this change; null inside a snapshot, and inside an atomic request. */
   readonly bookmark: string | null;
+  /** Of a pattern, where there are several cells: the one that it comes from. Not of a mark that is about all cells. */
+  readonly cell?: string;
 }
 
 /** One message of a subscription; docs/subscriptions.md has the table. */

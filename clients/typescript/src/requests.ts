@@ -164,8 +164,11 @@ export interface SubscribeOptions extends ProjectionOptions {
   readonly emptyDeltas?: boolean;
   /** Puts, deletes and expiries as in the journal. */
   readonly changes?: boolean;
-  /** A bookmark, "earliest", or a time; by default now. Not with a snapshot. */
-  readonly start?: string | Moment;
+  /**
+   * A bookmark, "earliest", or a time; by default now. Not with a snapshot. Of a pattern, where there are several cells: the
+   * bookmarks of the cells. A cell that is not there begins with its earliest change.
+   */
+  readonly start?: string | Moment | Bookmarks;
   /** The newest value of each key, at most once per interval. */
   readonly conflation?: Duration;
   /** Progress comes when nothing was sent for this long. 5 s. */
@@ -233,6 +236,9 @@ export interface DeleteOptions {
 
 /** A topic, or all topics whose whole name matches. */
 export type Topics = string | { readonly pattern: string };
+
+/** A bookmark of each cell, by its name: where the subscription to a pattern goes on. JSON has it as the Python clients do. */
+export type Bookmarks = Readonly<Record<string, string>>;
 
 /** The request for documents of one request, without its position. */
 export function publishRequest(
@@ -484,12 +490,36 @@ export function liveResultRequest(topic: string, filter: string, options: LiveRe
   return request;
 }
 
+/** The bookmarks of cells that a start has; undefined: it has none. Throws InvalidArgument. */
+export function startsOfCells(start: SubscribeOptions["start"]): Bookmarks | undefined {
+  if (!isMapping(start)) {
+    return undefined;
+  }
+  const starts = Object.entries(start);
+  if (starts.length === 0) {
+    throw invalid("start", "is a mapping without a cell");
+  }
+  for (const [cell, bookmark] of starts) {
+    if (typeof bookmark !== "string" || bookmark === "" || cell === "") {
+      throw invalid("start", `${shown(cell)}: ${shown(bookmark)} is not the name of a cell with a bookmark`);
+    }
+  }
+  return start;
+}
+
+function isMapping(start: SubscribeOptions["start"]): start is Bookmarks {
+  return typeof start === "object" && start !== null && [Object.prototype, null].includes(Object.getPrototypeOf(start));
+}
+
 function startOf(start: SubscribeOptions["start"]): SubscribeRequest["start"] {
   if (start === undefined) {
     return { case: undefined };
   }
   if (start === "earliest") {
     return { case: "earliest", value: true }; // no bookmark looks like it
+  }
+  if (isMapping(start)) {
+    throw invalid("start", "has the bookmarks of cells, which only a pattern needs: a topic is in one cell");
   }
   if (typeof start !== "string" && typeof start !== "bigint" && !(start instanceof Date)) {
     throw invalid("start", `a ${kindOf(start)} is not a bookmark, a Date, microseconds as a bigint, or "earliest"`);

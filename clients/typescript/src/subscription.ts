@@ -71,9 +71,9 @@ export abstract class FollowingCore<C> {
   protected readonly backoff = new Backoff();
   protected standing = false; // the server has confirmed the current call
   protected snapshot: boolean; // a snapshot is wanted, or not complete
+  protected interrupted = false; // the program was told so
+  protected changes: readonly C[] = []; // of the current frame
   readonly #options: CoreOptions;
-  #interrupted = false; // `onInterruption` was told so
-  #changes: readonly C[] = []; // of the current frame
   #taken = 0; // of these
 
   constructor(request: SubscribeRequest, options: CoreOptions) {
@@ -98,21 +98,21 @@ export abstract class FollowingCore<C> {
 
   /** The next change of the current frame; undefined: another frame is needed. */
   take(): C | undefined {
-    return this.#taken < this.#changes.length ? this.#changes[this.#taken++] : undefined;
+    return this.#taken < this.changes.length ? this.changes[this.#taken++] : undefined;
   }
 
   /** The change that was handed out last of a frame that has more; undefined: none, or all were. */
   protected get last(): C | undefined {
-    return this.isTaken ? undefined : this.#changes[this.#taken - 1];
+    return this.isTaken ? undefined : this.changes[this.#taken - 1];
   }
 
   /** The whole current frame was handed out. */
-  protected get isTaken(): boolean {
-    return this.#taken === this.#changes.length;
+  get isTaken(): boolean {
+    return this.#taken === this.changes.length;
   }
 
   protected show(changes: readonly C[]): void {
-    this.#changes = changes;
+    this.changes = changes;
     this.#taken = 0;
   }
 
@@ -156,10 +156,14 @@ export abstract class FollowingCore<C> {
     }
     this.standing = this.stood = true;
     this.#options.way?.arrived();
-    if (this.#interrupted) {
-      this.#interrupted = false;
-      this.#options.onInterruption?.(null);
+    if (this.interrupted) {
+      this.interrupted = false;
+      this.tell(null);
     }
+  }
+
+  protected tell(interruption: SowError | null): void {
+    this.#options.onInterruption?.(interruption);
   }
 
   // ---- calls ----
@@ -199,19 +203,24 @@ export abstract class FollowingCore<C> {
       !(elsewhere && LOSS_REASONS.has(reason)) &&
       !this.leavesMarks(reason)
     ) {
-      throw this.#failure(error);
+      throw this.failure(error);
     }
-    const { retryForMs, connectTimeoutMs, onInterruption } = this.#options;
-    const limitMs = this.stood ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
+    const { retryForMs, connectTimeoutMs } = this.#options;
+    const limitMs = this.lasts ? retryForMs : Math.min(connectTimeoutMs, retryForMs);
     const delay = isLed ? 0 : this.backoff.delay(error, { nowMs, jitter, limitMs });
     if (delay === undefined) {
-      throw this.#failure(error);
+      throw this.failure(error);
     }
-    if (this.stood && !this.#interrupted) {
-      this.#interrupted = true;
-      onInterruption?.(error);
+    if (this.lasts && !this.interrupted) {
+      this.interrupted = true;
+      this.tell(error);
     }
     return delay;
+  }
+
+  /** It is tried for `retryForMs`, and the program is told meanwhile. Else its begin fails. */
+  protected get lasts(): boolean {
+    return this.stood;
   }
 
   /** True when the call can be made again without the marks of its bookmark. */
@@ -220,7 +229,7 @@ export abstract class FollowingCore<C> {
   }
 
   /** The error as the program gets it: with the position reached. */
-  #failure(error: SowError): SowError {
+  protected failure(error: SowError): SowError {
     const { bookmark } = this;
     return bookmark === null ? error : errorLike(error, error.text, { bookmark });
   }
@@ -229,35 +238,35 @@ export abstract class FollowingCore<C> {
 /** Owns the position of a subscription. */
 export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
   #shown = false; // something was handed out that a resync would have to take back
-  #position: string; // everything up to here was handed out; "": no position yet
-  #marks: string; // these end every bookmark until others come
-  #prefix: string; // epoch and dot: of these, bookmarks of single changes are made
+  protected position: string; // everything up to here was handed out; "": no position yet
+  protected marks: string; // these end every bookmark until others come
+  protected prefix: string; // epoch and dot: of these, bookmarks of single changes are made
   #covers = false;
-  #sequence = 0n; // of the last change of the current frame
-  #repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
-  #after = ""; // the position once all of them were handed out; "": unchanged
+  protected sequence = 0n; // of the last change of the current frame
+  protected repeated = 0n; // changes up to this sequence are repeated ([1]); 0: none
+  protected after = ""; // the position once all of them were handed out; "": unchanged
 
   constructor(request: SubscribeRequest, options: CoreOptions) {
     super(request, options);
     const start = request.start.case === "bookmark" ? request.start.value : "";
-    this.#position = start;
-    this.#marks = marksOf(start);
-    this.#prefix = prefixOf(start);
+    this.position = start;
+    this.marks = marksOf(start);
+    this.prefix = prefixOf(start);
   }
 
   override get bookmark(): string | null {
-    return this.isTaken ? this.#after || this.#position || null : this.last?.bookmark ?? (this.#position || null);
+    return this.isTaken ? this.after || this.position || null : this.last?.bookmark ?? (this.position || null);
   }
 
   override get covers(): boolean {
-    return this.#covers || !this.#marks.includes(";h=");
+    return this.#covers || !this.marks.includes(";h=");
   }
 
   /** Its end is the position now ([2]). */
   protected override settle(): void {
     super.settle();
-    this.#position = this.#after || this.#position;
-    this.#after = "";
+    this.position = this.after || this.position;
+    this.after = "";
   }
 
   protected override show(changes: readonly Change<T>[]): void {
@@ -278,12 +287,12 @@ export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
     }
     this.stand();
     const prefix = prefixOf(bookmark);
-    if (prefix !== this.#prefix) {
-      this.#sequence = this.#repeated = 0n; // another instance has sequences of its own (rule F7)
+    if (prefix !== this.prefix) {
+      this.sequence = this.repeated = 0n; // another instance has sequences of its own (rule F7)
     }
-    this.#after = bookmark;
-    this.#prefix = prefix;
-    this.#marks = marksOf(bookmark);
+    this.after = bookmark;
+    this.prefix = prefix;
+    this.marks = marksOf(bookmark);
     this.#covers = covers;
   }
 
@@ -292,18 +301,18 @@ export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
     const resync: Change<T>[] = this.#shown
       ? [{ op: "resync", reason: null, topic: this.asked.topic, bookmark: null }]
       : [];
-    this.#position = this.#marks = "";
-    this.#prefix = prefixOf(bookmark);
-    this.#sequence = this.#repeated = 0n;
+    this.position = this.marks = "";
+    this.prefix = prefixOf(bookmark);
+    this.sequence = this.repeated = 0n;
     this.show(resync);
     this.#shown = false;
   }
 
   protected override endSnapshot({ bookmark, absentFields }: SnapshotEnd): void {
     this.show([{ op: "snapshot_end", reason: null, topic: this.asked.topic, bookmark, absentFields }]);
-    this.#after = bookmark;
-    this.#marks = marksOf(bookmark);
-      }
+    this.after = bookmark;
+    this.marks = marksOf(bookmark);
+  }
 
   protected override feedChanges(batch: ChangeBatch): void {
     if (!batch.more && batch.bookmark === "") {
@@ -311,41 +320,41 @@ export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
     }
     const sequences = batch.records?.sequence ?? [];
     const last = sequences.at(-1);
-    if (last !== undefined && last <= this.#repeated) {
+    if (last !== undefined && last <= this.repeated) {
       return; // all of its changes were handed out before the call broke
     }
-    let changes = changesOf<T>(batch, this.#prefix, this.#marks);
-    if (this.#repeated !== 0n) {
-      changes = changes.filter((_, index) => sequences[index]! > this.#repeated);
+    let changes = changesOf<T>(batch, this.prefix, this.marks);
+    if (this.repeated !== 0n) {
+      changes = changes.filter((_, index) => sequences[index]! > this.repeated);
     }
     if (changes.length > 0) {
       this.backoff.reset();
-      this.#sequence = last!;
+      this.sequence = last!;
     }
     this.show(changes);
     if (!batch.more) {
-      this.#after = batch.bookmark + this.#marks;
+      this.after = batch.bookmark + this.marks;
       if (sequences.length > 0) {
-        this.#repeated = 0n;
+        this.repeated = 0n;
       }
     }
   }
 
   protected override goOn(request: SubscribeRequest): void {
-    if (!this.snapshot && this.#position !== "") {
-      this.#repeated = this.#sequence;
+    if (!this.snapshot && this.position !== "") {
+      this.repeated = this.sequence;
       request.sow = false;
-      request.start = { case: "bookmark", value: this.#position };
+      request.start = { case: "bookmark", value: this.position };
     }
   }
 
   /** True when the call can be made again without the marks of its bookmark: an older server knows none (rule F6). */
   protected override leavesMarks(reason: string): boolean {
-    const plain = this.#position.split(";", 1)[0]!;
-    if (reason !== "BOOKMARK_MALFORMED" || plain === this.#position || this.#position.includes(";h=")) {
+    const plain = this.position.split(";", 1)[0]!;
+    if (reason !== "BOOKMARK_MALFORMED" || plain === this.position || this.position.includes(";h=")) {
       return false;
     }
-    this.#position = plain;
+    this.position = plain;
     return true;
   }
 }
@@ -353,16 +362,54 @@ export class SubscriptionCore<T = JsonObject> extends FollowingCore<Change<T>> {
 /** Makes the call of a subscription; `withinMs` bounds the wait for a connection. */
 export type OpenSubscription = (request: SubscribeRequest, withinMs: number) => Promise<Frames<SubscribeResponse>>;
 
+/** An async iterator, used by one reader at a time. */
+export abstract class Reader<C> implements AsyncIterableIterator<C, undefined> {
+  protected isClosed = false;
+
+  /** The next one that is at hand. */
+  protected abstract take(): C | undefined;
+  /** Waits for more. */
+  protected abstract advance(): Promise<void>;
+
+  /** Ends it; a reader that waits for the next change finds the iteration ended. */
+  close(): void {
+    this.isClosed = true;
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
+  }
+
+  async next(): Promise<IteratorResult<C, undefined>> {
+    while (!this.isClosed) {
+      const change = this.take();
+      if (change !== undefined) {
+        return { done: false, value: change };
+      }
+      await this.advance();
+    }
+    return { done: true, value: undefined };
+  }
+
+  /** The end of a loop. */
+  async return(): Promise<IteratorResult<C, undefined>> {
+    this.close();
+    return { done: true, value: undefined };
+  }
+}
+
 /** An async iterator over what a core hands out, used by one reader at a time. */
-export abstract class Following<C> implements AsyncIterableIterator<C, undefined> {
+export abstract class Following<C> extends Reader<C> {
   readonly #core: FollowingCore<C>;
   readonly #open: OpenSubscription;
   readonly #options: FollowingOptions;
   #call: Frames<SubscribeResponse> | undefined;
-  #closed = false;
-  #wake: (() => void) | undefined; // ends the wait for the next attempt
+  #isStale = false; // the call that is being made
+  #againAt = 0; // when the next call may be made
+  #wake: (() => void) | undefined; // ends the wait for it
 
   constructor(core: FollowingCore<C>, open: OpenSubscription, options: FollowingOptions) {
+    super();
     this.#core = core;
     this.#open = open;
     this.#options = options;
@@ -371,10 +418,10 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
   /** Resolves once it is established: no change from now on is missed. The client has called it already. */
   async opened(): Promise<this> {
     while (!this.isReady) {
-      if (this.#closed) {
+      if (this.isClosed) {
         throw closed("subscription");
       }
-      await this.#advance();
+      await this.advance();
     }
     return this;
   }
@@ -408,52 +455,43 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
     return this.#core.behind;
   }
 
-  /** Ends the call; a reader that waits for the next change finds the iteration ended. */
-  close(): void {
-    this.#closed = true;
+  override close(): void {
+    super.close();
     this.#drop();
     this.#wake?.();
   }
 
-  [Symbol.asyncIterator](): this {
-    return this;
-  }
-
-  async next(): Promise<IteratorResult<C, undefined>> {
-    while (!this.#closed) {
-      const change = this.#core.take();
-      if (change !== undefined) {
-        return { done: false, value: change };
-      }
-      await this.#advance();
-    }
-    return { done: true, value: undefined };
-  }
-
-  /** The end of a loop. */
-  async return(): Promise<IteratorResult<C, undefined>> {
-    this.close();
-    return { done: true, value: undefined };
+  protected override take(): C | undefined {
+    return this.#core.take();
   }
 
   /** Takes in the next frame, or prepares for the next call. */
-  async #advance(): Promise<void> {
+  protected override async advance(): Promise<void> {
+    await this.#rest(this.#againAt - performance.now());
+    if (this.isClosed) {
+      return;
+    }
     try {
       const call = (this.#call ??= await this.#begin());
       const { done, value } = await call.next();
       if (done) {
         throw cut("the subscription");
       }
-      if (!this.#closed) {
+      if (!this.isClosed) {
         this.#core.feed(value);
       }
     } catch (error) {
       this.#drop();
-      if (this.#closed) {
-        return;
+      if (!this.isClosed) {
+        this.#againAt = performance.now() + this.#delayAfter(streamError(error, "the subscription"));
       }
-      await this.#rest(this.#delayAfter(streamError(error, "the subscription")));
     }
+  }
+
+  /** Ends the present call. The next one follows, for what is wanted by then. */
+  protected callAgain(): void {
+    this.#isStale = true;
+    this.#call?.cancel();
   }
 
   #delayAfter(error: SowError): number {
@@ -461,13 +499,14 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
       const { elsewhere } = this.#options;
       return this.#core.ended(error, { nowMs: performance.now(), jitter: Math.random(), elsewhere });
     } catch (failure) {
-      this.#closed = true;
+      this.isClosed = true;
       throw failure;
     }
   }
 
   async #begin(): Promise<Frames<SubscribeResponse>> {
     const withinMs = this.#core.stood ? RECONNECT_MS : this.#options.connectTimeoutMs;
+    this.#isStale = false;
     const call = await this.#open(this.#core.request(performance.now()), withinMs);
     const end = (): void => call.cancel();
     call.line.followers.add(end);
@@ -475,8 +514,8 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
       call.line.followers.delete(end);
       call.cancel();
     };
-    if (this.#closed) {
-      cancel(); // `close` came before the call was known
+    if (this.isClosed || this.#isStale) {
+      cancel(); // `close` or `callAgain` came before the call was known
     }
     return { ...call, cancel };
   }
@@ -487,7 +526,7 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
   }
 
   async #rest(ms: number): Promise<void> {
-    if (ms <= 0 || this.#closed) {
+    if (ms <= 0 || this.isClosed) {
       return;
     }
     await new Promise<void>((resolve) => {
@@ -508,6 +547,9 @@ export abstract class Following<C> implements AsyncIterableIterator<C, undefined
  * and none is missing. Leaving a `for await` loop closes it, and so does `close` from anywhere; the iteration ends then.
  */
 export class Subscription<T = JsonObject> extends Following<Change<T>> {
+  /** The cells that a subscription to a pattern follows (see `JoinedSubscription`): none. */
+  readonly cells: ReadonlyMap<string, SowError | null> = new Map();
+
   /** Made by `Client.subscribe` and `Client.sowAndSubscribe`. */
   constructor(request: SubscribeRequest, open: OpenSubscription, options: FollowingOptions) {
     super(new SubscriptionCore<T>(request, options), open, options);

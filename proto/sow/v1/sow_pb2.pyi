@@ -1449,6 +1449,7 @@ class SubscribeRequest(_message.Message):
     GROUP_BY_FIELD_NUMBER: _builtins.int
     AGGREGATE_FIELD_NUMBER: _builtins.int
     HAVING_FIELD_NUMBER: _builtins.int
+    TELL_LEFT_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic's name. Exactly one of `topic` and `topic_pattern` is needed."""
     topic_pattern: _builtins.str
@@ -1501,6 +1502,10 @@ class SubscribeRequest(_message.Message):
     """
     having: _builtins.str
     """As in QueryRequest."""
+    tell_left: _builtins.bool
+    """With `topic_pattern`: a stream that ends because topics have left the cell ends with a TopicsLeft, and not with
+    ACCESS_CHANGED. For clients whose gRPC drops messages that were not read yet when an error comes (rule C21).
+    """
     @_builtins.property
     def select(self) -> Global___Projection:
         """Payload fields to send. Unset: the whole payload. Not with `delta`."""
@@ -1563,10 +1568,11 @@ class SubscribeRequest(_message.Message):
         group_by: _abc.Iterable[Global___NamedExpression] | None = ...,
         aggregate: _abc.Iterable[Global___NamedExpression] | None = ...,
         having: _builtins.str = ...,
+        tell_left: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "durable", b"durable", "earliest", b"earliest", "held", b"held", "select", b"select", "start", b"start", "start_time_micros", b"start_time_micros"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "group_by", b"group_by", "having", b"having", "held", b"held", "oof", b"oof", "order_by", b"order_by", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "skip_n", b"skip_n", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "top_n", b"top_n", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "batch_size", b"batch_size", "bookmark", b"bookmark", "changes", b"changes", "conflation_micros", b"conflation_micros", "delta", b"delta", "durable", b"durable", "earliest", b"earliest", "empty_deltas", b"empty_deltas", "filter", b"filter", "group_by", b"group_by", "having", b"having", "held", b"held", "oof", b"oof", "order_by", b"order_by", "parameters", b"parameters", "progress_micros", b"progress_micros", "select", b"select", "skip_n", b"skip_n", "snapshot_max", b"snapshot_max", "sow", b"sow", "start", b"start", "start_time_micros", b"start_time_micros", "tell_left", b"tell_left", "top_n", b"top_n", "topic", b"topic", "topic_pattern", b"topic_pattern", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["bookmark", "start_time_micros", "earliest"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
@@ -2313,6 +2319,28 @@ class Progress(_message.Message):
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
+class TopicsLeft(_message.Message):
+    """All changes of the topics that have left the cell were sent. The stream ends then, and may be called again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACEMENT_VERSION_FIELD_NUMBER: _builtins.int
+    placement_version: _builtins.int
+    """The version of the placement with which they have left (rule C4)."""
+    def __init__(
+        self,
+        *,
+        placement_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["placement_version", b"placement_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicsLeft: _TypeAlias = TopicsLeft  # noqa: Y015
+
+@_typing.final
 class SubscribeResponse(_message.Message):
     """One frame of a subscription: with `sow` SnapshotBegin, batches, SnapshotEnd; then changes and progress, without end.
     The first frame without `sow` is Progress, which says that the subscription is established; with `durable` it is
@@ -2329,6 +2357,7 @@ class SubscribeResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     DURABLE_BEGIN_FIELD_NUMBER: _builtins.int
     GAP_FIELD_NUMBER: _builtins.int
+    TOPICS_LEFT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def snapshot_begin(self) -> Global___SnapshotBegin:
         """First, with `sow`."""
@@ -2357,6 +2386,10 @@ class SubscribeResponse(_message.Message):
     def gap(self) -> Global___Gap:
         """With `durable`: entries that were not handed over."""
 
+    @_builtins.property
+    def topics_left(self) -> Global___TopicsLeft:
+        """Last, with `tell_left`. A stream that ends so has no error."""
+
     def __init__(
         self,
         *,
@@ -2367,12 +2400,13 @@ class SubscribeResponse(_message.Message):
         progress: Global___Progress | None = ...,
         durable_begin: Global___DurableBegin | None = ...,
         gap: Global___Gap | None = ...,
+        topics_left: Global___TopicsLeft | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end", "topics_left", b"topics_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "durable_begin", b"durable_begin", "frame", b"frame", "gap", b"gap", "progress", b"progress", "snapshot", b"snapshot", "snapshot_begin", b"snapshot_begin", "snapshot_end", b"snapshot_end", "topics_left", b"topics_left"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["snapshot_begin", "snapshot", "snapshot_end", "changes", "progress", "durable_begin", "gap"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["snapshot_begin", "snapshot", "snapshot_end", "changes", "progress", "durable_begin", "gap", "topics_left"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 

@@ -13,6 +13,7 @@ from sow_server.engine.catalog.topics import Topic
 from sow_server.engine.doors import Reads
 from sow_server.engine.stored import HeaderColumns
 from sow_server.engine.values.bookmarks import HELD_MAX, parse
+from sow_server.engine.values.errors import StoreError
 from sow_server.engine.values.model import TopicSettings
 from sow_server.filters.restriction import Restriction
 from sow_server.query.scan import RecordBatch
@@ -141,6 +142,15 @@ def _start(message: sow_pb2.SubscribeRequest) -> Start:
             if not message.earliest:
                 raise convert.invalid("earliest", "false has no meaning; leave the start unset")
             return Start(StartKind.EARLIEST)
+
+
+def left(error: StoreError) -> bytes | None:
+    """The last frame of a stream that has sent all changes of topics that have left the cell; None: it has ended with
+    another error. Rule: C21."""
+    if error.details.get("complete") != "true":
+        return None
+    version = int(error.details["placement_version"])
+    return sow_pb2.SubscribeResponse(topics_left=sow_pb2.TopicsLeft(placement_version=version)).SerializeToString()
 
 
 def response(frame: Frame, reading: Reads, *, figures: bool = True) -> bytes:

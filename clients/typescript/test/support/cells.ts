@@ -13,7 +13,7 @@ type Placed = readonly [pattern: string, cell: Cell];
 /** Owns the servers, and the version of their placement. */
 export class TwoCells {
   readonly servers: Readonly<Record<Cell, Server>>;
-  #version = 0;
+  #version = 0; // the one that was loaded last
   #topics = 0;
 
   private constructor(a: Server, b: Server) {
@@ -39,6 +39,11 @@ export class TwoCells {
     return this.servers[cell].address;
   }
 
+  /** The placement that was loaded last. */
+  get version(): number {
+    return this.#version;
+  }
+
   /** The name of another topic that lives in a cell. */
   topic(cell: Cell): string {
     return `${cell}-${++this.#topics}`;
@@ -47,6 +52,16 @@ export class TwoCells {
   /** Loads another placement: these patterns count before "b-.*". */
   async place(topics: readonly Placed[], at: readonly Cell[] = ["a", "b"]): Promise<void> {
     this.#write(topics, at);
+    await this.#load(at);
+  }
+
+  /** Loads a placement in which the cell a is the only one. */
+  async placeAllInA(): Promise<void> {
+    this.#write([], ["a"], ["a"]);
+    await this.#load(["a"]);
+  }
+
+  async #load(at: readonly Cell[]): Promise<void> {
     for (const cell of at) {
       await this.direct(cell, (client) => client.call(AdminService.method.reloadPlacement, {}));
     }
@@ -73,10 +88,11 @@ export class TwoCells {
     return await this.direct(cell, async (client) => (await client.query(topic).all()).map(({ key }) => key));
   }
 
-  #write(topics: readonly Placed[], at: readonly Cell[]): void {
+  #write(topics: readonly Placed[], at: readonly Cell[], known: readonly Cell[] = ["a", "b"]): void {
     this.#version += 1;
-    const cells = (["a", "b"] as const).map((cell) => `${cell} = ["${this.at(cell)}"]\n`).join("");
-    const placed = [...topics, ["b-.*", "b"]].map(([pattern, cell]) => `[[topics]]\npattern = '${pattern}'\ncell = "${cell}"\n`);
+    const cells = known.map((cell) => `${cell} = ["${this.at(cell)}"]\n`).join("");
+    const last: readonly Placed[] = known.includes("b") ? [["b-.*", "b"]] : [];
+    const placed = [...topics, ...last].map(([pattern, cell]) => `[[topics]]\npattern = '${pattern}'\ncell = "${cell}"\n`);
     const text = `version = ${this.#version}\ndefault = "a"\n[cells]\n${cells}${placed.join("")}`;
     at.forEach((cell) => writeFileSync(join(this.servers[cell].folder, "placement.toml"), text));
   }
