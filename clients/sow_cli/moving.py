@@ -104,6 +104,8 @@ class Mover:
     of the other cell, too (rule F6)."""
     links_for: float = 0.0
     """Seconds for which the links stay after the switch."""
+    back_files: LinkFiles | None = None
+    """Those of the links from the new cell; None: `files`, too."""
     _open: ExitStack = field(default_factory=ExitStack)
     _instances: list[_Instance] = field(default_factory=list)
     _unreachable: dict[str, str] = field(default_factory=dict)
@@ -365,7 +367,8 @@ class Mover:
                 f"{sender.shown} sends other topics to {receiver.name}: {link.topics_pattern}. Add {self.pattern} to "
                 "them (in the file, or with sow replication add-peer --replace), or end that link first"
             )
-        sender.client.add_peer(receiver.name, receiver.address, topics_pattern=self.pattern, **self.files._asdict())
+        files = (sender.cell == self.cell and self.back_files) or self.files
+        sender.client.add_peer(receiver.name, receiver.address, topics_pattern=self.pattern, **files._asdict())
         self.tell(f"{sender.shown} sends to {receiver.name}")
 
     # ---- the switch ----

@@ -263,6 +263,12 @@ def _reloaded(one: _Answer[PlacementReloaded], wanted: PlacementReloaded) -> lis
 @click.option("--link-certificate", default="", metavar="PATH", help="The certificate that a server shows the other.")
 @click.option("--link-key", default="", metavar="PATH", help="The key of that certificate.")
 @click.option("--link-token-file", default="", metavar="PATH", help="A file with the token of the links.")
+@click.option(
+    "--link-back-token-file",
+    default="",
+    metavar="PATH",
+    help="The one of the links from the new cell, where they have another token.",
+)
 @click.option("--abort", is_flag=True, help="Undo a move that has not switched yet.")
 @click.option("--accept-loss", is_flag=True, help="With --abort: also where the other cell is lost for good.")
 @output_option
@@ -280,6 +286,7 @@ def move(
     link_certificate: str,
     link_key: str,
     link_token_file: str,
+    link_back_token_file: str,
     abort: bool,
     accept_loss: bool,
 ) -> None:
@@ -300,6 +307,7 @@ def move(
     if accept_loss and not abort:
         raise click.UsageError("--accept-loss goes with --abort")
     files = LinkFiles(link_ca, link_certificate, link_key, link_token_file)
+    back = files._replace(token_file=link_back_token_file or link_token_file)
     before, after = (parse_micros(text) / 1_000_000 for text in (links_before, links_for))
     steps: list[str] = []
 
@@ -308,7 +316,7 @@ def move(
         note(step)
 
     try:
-        with Mover(session, tuple(dict.fromkeys(topics)), cell, tell, files, keep, before, after) as mover:
+        with Mover(session, tuple(dict.fromkeys(topics)), cell, tell, files, keep, before, after, back) as mover:
             done = mover.abort(accept_loss=accept_loss) if abort else mover.move()
     except (SowError, Refused, KeyboardInterrupt):
         if steps:  # else nothing has changed

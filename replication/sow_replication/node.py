@@ -369,7 +369,9 @@ class Node:
                     return f"{topic} from {name} is {state.name.lower()}{told}"
             out = self.outgoing.get(name)
             if out is None or out.sender is None or not out.sender.streaming or out.sender.link_topics.seeding:
-                return f"nothing goes back to {name} yet, and without that it does not tell of its durables"
+                why = "" if out is None else out.trouble.message
+                told = f" ({why})" if why else ""
+                return f"nothing goes back to {name} yet{told}, and without that it does not tell of its durables"
             if live.satisfied_probe < probe or live.durables_under_way:
                 return f"changes of {name} are under way"
         return ""

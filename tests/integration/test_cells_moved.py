@@ -16,11 +16,10 @@ from click.testing import CliRunner
 from sow.v1 import sow_pb2, sow_pb2_grpc
 from sow_cli import command
 from sow_cli.exits import Refused
-from sow_cli.moving import LinkFiles, Moved, Mover
+from sow_cli.moving import Moved, Mover
 from sow_cli.placement_text import moved_text
 from sow_cli.session import Session, connect
 from sow_client import EARLIEST, Client, SowError, Unavailable
-from tests.support.oracles.access import GUARDED, grant, identity, peer, write_access, write_private
 from tests.support.servers.cells import CellServer, MovingCells, placement
 from tests.support.servers.cluster import WAIT_SECONDS
 from tests.support.servers.server import free_port, until
@@ -429,36 +428,3 @@ def test_a_topic_moves_from_two_replicas_to_two_others(tmp_path: Path) -> None:
             assert found.topic_cell == "b"
         clients["b-2"].publish("orders", {"id": 3})
         assert [link.origin for name in clients for link in clients[name].replication_status().outgoing] == ["file"] * 4
-
-
-def test_with_an_access_file_a_move_needs_the_credentials_of_the_links(tmp_path: Path) -> None:
-    """Each attempt to prepare is audited: there are few, however long the copy takes."""
-    files = {name: tmp_path / name for name in ("root", "link", "watcher")}
-    for name, file in files.items():
-        write_private(file, name)
-    ports = {"a": free_port(), "b": free_port()}
-    addresses = {cell: [f"127.0.0.1:{port}"] for cell, port in ports.items()}
-    watcher = identity("watcher", "watcher") + grant("watcher", ".*", "observe read")
-    with ExitStack() as stack:
-        for cell, other in ("ab", "ba"):
-            write_access(tmp_path / cell, peer("link").replace('"link"', f'"{other}-1"') + watcher)
-            config = GUARDED.replace("[server]", f'[server]\ninstance = "{cell}-1"')
-            config += "[replication]\nserve_links = true\n"
-            text = placement(1, cells=addresses)
-            stack.enter_context(CellServer(tmp_path / cell, cell, text, config=config, port=ports[cell]))
-        client = stack.enter_context(Client(addresses["a"][0], token="root"))
-        client.create_topic("orders", key=["/id"])
-        client.publish("orders", {"id": 1})
-        told: list[str] = []
-
-        def moved(identity: str, link: LinkFiles) -> Mover:
-            session = Session(addresses["a"][0], None, connect, token_file=files[identity])
-            return stack.enter_context(Mover(session, ("orders",), "b", told.append, link))
-
-        with pytest.raises(Refused, match="permission operator"):
-            moved("watcher", LinkFiles()).move()
-        assert moved("root", LinkFiles(token_file=str(files["link"]))).move().kept == ()
-        assert [record.key for record in client.query("orders")] == ["1"]
-        audited = (tmp_path / "b" / "audit.jsonl").read_text(encoding="utf-8")
-    attempts = audited.count('"prepares": "orders"')
-    assert 1 <= attempts <= 12
