@@ -94,9 +94,9 @@ class Plans:
             return {name: self._instance.call("looking at it", lambda client: client.describe_topic(name))}
         self.present = {}
         if cell := self._reading.cell:
-            answers = self._instance.call("looking at its cell", lambda client: client.here.placement().cell)
+            answers = self._instance.call("looking at its cell", lambda client: client.placement().cell)
             check_cell(self._instance.connecting, cell, answers)
-        topics = self._instance.call("looking at them", lambda client: client.here.topics())
+        topics = self._instance.call("looking at them", lambda client: client.topics())
         self.present = found = {topic.name: topic for topic in selected(topics, self._reading)}
         return found
 

@@ -17,7 +17,7 @@ from sow_cli.session import Session, connect
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
-from sow_spark.read_limits import ReadAllAvailable
+from sow_spark.read_limits import ReadAllAvailable, ReadMaxRows
 from sow_spark.stream_offsets import Offset, bookmark_of, marked, sources_of
 from sow_spark.stream_reading import ChangesReader
 from tests.spark.cell_streams import CHANGES, Stream
@@ -283,6 +283,13 @@ def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: M
 # ---- a stream of several topics ----
 
 
+def copied(cells: MovingCells, cell: str, topic: str) -> int:
+    """The records of a topic that are stored in a cell."""
+    with cells.direct(cell) as client:
+        copy = client.placement(topic).copy
+        return copy.records if copy is not None else -1
+
+
 class MovingStream(Stream):
     """A stream of topics of which one moves: `moves`, `stays` and `there`, which is in the other cell."""
 
@@ -338,24 +345,30 @@ def test_a_stream_of_several_topics_goes_along_when_one_moves(moving: MovingCell
     """C24. given a stream of topics of two cells / when one of them moves to the other cell, and back / then it has
     each change since, of that topic and of the others, the new cell keeps the journal, and a new run goes on there"""
     stream, count = MovingStream(moving), 10
-    for cell in ("b", "a"):
+    for left, cell in ("ab", "ba"):
 
         def linked() -> None:
+            # A limit leaves changes of the topic, while the position in the other cell goes on behind them.
             stream.await_marks()
-            stream.publish(stream.moves, count)  # noqa: B023 - it is called within this turn
+            stream.publish(stream.moves, *range(count, count + 4))  # noqa: B023 - it is called within this turn
+            until(lambda: len({copied(moving, one, stream.moves) for one in (left, cell)}) == 1, 20, "the copy")  # noqa: B023
+            stream.publish(stream.stays, count)  # noqa: B023
+            stream.publish(stream.there, count)  # noqa: B023
+            found.update(stream.next(ReadMaxRows(2)))  # noqa: B023
 
+        found: set[tuple[str, int]] = set()
         stream.move(cell, linked)
-        stream.publish(stream.moves, count + 1)
-        stream.publish(stream.stays, count)
-        stream.publish(stream.there, count)
-        wanted = {(stream.moves, count), (stream.moves, count + 1), (stream.stays, count), (stream.there, count)}
-        assert stream.all() >= wanted
+        stream.publish(stream.moves, count + 4)
+        assert len(found) < 6
+        found |= stream.all()
+        moves = {(stream.moves, number) for number in range(count, count + 5)}
+        assert found >= {*moves, (stream.stays, count), (stream.there, count)}
         assert stream.moves in stream.at["cells"][cell]["topics"]
         with moving.direct(cell) as direct:
             assert [pin.name for pin in direct.here.durables(stream.moves)] == [stream.at["cells"][cell]["pin"]]
         stream.restart()
-        stream.publish(stream.moves, count + 2)
-        assert stream.all() == {(stream.moves, count + 2)}, "each change once again"
+        stream.publish(stream.moves, count + 5)
+        assert stream.all() == {(stream.moves, count + 5)}, "each change once again"
         count += 10
 
 
