@@ -125,6 +125,11 @@ def sequence_of(bookmark: str) -> int:
     return offset_of(bookmark)["sequence"]
 
 
+def is_behind(bookmark: str, end: str) -> bool:
+    """True if a position is at another one, or behind it, in the same journal."""
+    return epoch_of(bookmark) == epoch_of(end) and sequence_of(bookmark) >= sequence_of(plain(end))
+
+
 def topics_of(offset: Offset, topic: str) -> Mapping[str, str | None]:
     """The topics that are read from an offset, each with the time of its creation, if that is known. `topic`: that of a
     stream of one topic."""

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -48,7 +48,6 @@ from sow_spark.connection import connect, in_cell, retried
 from sow_spark.decoding import Decoder
 from sow_spark.errors import SowSourceError, translated
 from sow_spark.options import Connecting, PayloadForm, Reading
-from sow_spark.over_cells import selected
 from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from sow_spark.reading import batches
 from sow_spark.schemas import Layout, form_of_topic, layout
@@ -58,6 +57,7 @@ from sow_spark.stream_offsets import (
     apart,
     bookmark_of,
     epoch_of,
+    is_behind,
     joined,
     marked,
     moved_to,
@@ -67,7 +67,8 @@ from sow_spark.stream_offsets import (
     sources_of,
     topics_of,
 )
-from sow_spark.stream_pins import Pins, check_loss, tell_loss
+from sow_spark.stream_pins import Pins, check_loss
+from sow_spark.stream_plans import Plans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -112,11 +113,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._instance = InstanceInUse(reading.connecting, reading.named, "" if reading.several else reading.topic)
         self._layout: Layout = layout(schema, metadata=reading.metadata != "false", new_fields=reading.new_fields)
         self._checked: set[str] = set()  # topics that the schema and the filter fit
+        self._plans = Plans(reading, self._instance)
         self._pins = Pins(reading, self._instance)
         self._read_at: tuple[str, str] | None = None  # the end of the last micro-batch, and the instance that read it
         self._target: str | None = None  # the end for AvailableNow
-        self.present: Mapping[str, Topic] = {}
-        """The topics that were there at the last look, by name."""
         self.left: Mapping[str, str] = {}
         """With several topics of a cell: those of the last micro-batch that are not there any more, each with the
         bookmark after which it is to be read in another cell [7]."""
@@ -132,6 +132,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # after a restart it first plans the last micro-batch again.
         self._initial: Offset | None = None
         self._last: Offset | None = None
+
+    @property
+    def present(self) -> Mapping[str, Topic]:
+        """The topics that were there at the last look, by name."""
+        return self._plans.present
 
     # ---- the offsets of a query ----
 
@@ -154,7 +159,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._pins.remove(offset, self._made)
 
     def _begin(self, where: str | datetime, pin: str) -> Offset:
-        present = self._present()
+        present = self._plans.topics()
         starts = [self._start_of(name, where) for name in present]
         start = min(starts, key=sequence_of)
         offset = offset_of(start, None if self._reading.pin_name else pin)
@@ -177,12 +182,12 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The position from which a new query reads a topic. If its journal does not reach back to a bookmark, or the
         bookmark is of an earlier topic of the same name, changes are lost [2]."""
         try:
-            return self._plan(topic, f"starting from {where}", where).start
+            return self._plans.plan(topic, f"starting from {where}", where).start
         except SowSourceError as error:
             if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
                 raise  # the instance of the bookmark may come back
             check_loss(error, self._reading, topic, str(where))
-        return self._plan(topic, "looking for the earliest change", "earliest").start
+        return self._plans.plan(topic, "looking for the earliest change", "earliest").start
 
     def _check_options(self, topic: Topic, at: str) -> None:
         """Raises SowSourceError if the schema or the filter does not fit a topic [5]. Each topic is checked once. `at`:
@@ -192,7 +197,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         form_of_topic(self._reading, self._layout, topic)
         if (text := self._reading.filter) or self._reading.parameters:
             # The range is empty, so only the filter is looked at.
-            self._call(
+            self._instance.call(
                 "checking the filter",
                 lambda client: list(
                     client.read_changes(
@@ -243,16 +248,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The end is known before the topics are listed: a topic that comes later has all of its changes behind it.
             # Otherwise the changes between its creation and the end would be in no micro-batch.
             end = self._present_head()
-        present = self._present()
+        present = self._plans.topics()
         self._look_for_left(begin, present)
-        if not self._is_foreign(begin):
-            self._check_created(begin, present)
+        if not self._plans.is_foreign(begin):
+            self._plans.check_created(begin, present)
             self._pins.hold_all(at)  # where a restarted query begins
-        if end is not None and _is_behind(bookmark_of(begin), end):
+        if end is not None and is_behind(bookmark_of(begin), end):
             come = apart(begin) & present.keys()
-            if all(_is_behind(plain(marked(begin, name)), end) for name in come):
+            if all(is_behind(plain(marked(begin, name)), end) for name in come):
                 return start
-        end, plans = self._ends(begin, present, end, max_entries, max_bytes)
+        end, plans = self._plans.ends(begin, present, end, max_entries, max_bytes)
+        self._head = max((plan.head for plan in plans.values()), key=sequence_of)
         self._behind = (
             sum(plan.entries_left for plan in plans.values()),
             max((round(plan.left_age.total_seconds()) for plan in plans.values() if plan.left_age), default=0),
@@ -268,7 +274,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.planned = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
         for name, plan in plans.items():
             self._check_options(present[name], plan.start)
-            if self._is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
+            if self._plans.is_foreign(begin) or name not in topics_of(begin, self._reading.topic):
                 self._pins.hold(name, begin, plan.start)
         if each:
             offset["each"] = each
@@ -288,11 +294,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found, known = {}, sources_of(marks)
         for name, plan in plans.items():
             before = begin.get("each", {}).get(name, "")
-            if name in apart(begin) and _is_behind(plain(before), end):
+            if name in apart(begin) and is_behind(plain(before), end):
                 found[name] = before
                 continue
             # As in `_mark`: marks of an earlier position hold for this one, too.
-            own = plan.marks or ("" if self._is_foreign(begin) else before[len(plain(before)) :])
+            own = plan.marks or ("" if self._plans.is_foreign(begin) else before[len(plain(before)) :])
             if not sources_of(own).keys() <= known.keys():
                 found[name] = end + own
         return found
@@ -303,52 +309,13 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         held.pop(offset["epoch"], None)
         reached = sources_of(marks)
         held = {epoch: at for epoch, at in held.items() if reached.get(epoch, -1) < at}
-        if not marks and not self._is_foreign(begin):
+        if not marks and not self._plans.is_foreign(begin):
             marks = begin.get("marks", "")  # marks of an earlier position hold for this one, too
         offset["after"] = marked(begin)
         if marks:
             offset["marks"] = marks
         if held and self._instance.several:  # a cell that takes a topic has everything of the other one (rule C16)
             offset["held"] = held
-
-    def _ends(
-        self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
-    ) -> tuple[str, dict[str, ChangesPlan]]:
-        """The end of the next micro-batch, and the range of each topic."""
-        if self._reading.several:
-            return self._next_of_several(start, present, end, max_entries, max_bytes)
-        name = self._reading.topic
-        plan = self._plan_from(name, start, end, max_entries, max_bytes)
-        self._head = plan.head
-        return plan.end, {name: plan}
-
-    def _next_of_several(
-        self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
-    ) -> tuple[str, dict[str, ChangesPlan]]:
-        """The end of a micro-batch of all topics, and the range of each. A limit is divided among the
-        topics by what each has, and the first one that reaches its part ends the micro-batch for all."""
-        plans: dict[str, ChangesPlan] = {}
-        for name in present:
-            plan = plans[name] = self._plan_from(name, start, end)
-            self._head = plan.head
-            end = end or plan.head  # one end for all, although more is written meanwhile
-        assert end is not None, "there is a topic"
-        entries, size = sum(plan.entries for plan in plans.values()), sum(plan.bytes for plan in plans.values())
-        if 0 < max_entries < entries or 0 < max_bytes < size:
-            limited = [
-                self._plan_from(
-                    name,
-                    start,
-                    end,
-                    max(1, max_entries * plan.entries // entries) if max_entries else 0,
-                    max(1, max_bytes * plan.bytes // size) if max_bytes and size else 0,
-                ).end
-                for name, plan in plans.items()
-                if plan.entries
-            ]
-            limit = end = min(limited, key=sequence_of)
-            plans = {name: self._plan_from(name, start, limit) for name in present}
-        return end, plans
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """The limit of the options. If there are two, Spark is told one, and both are applied."""
@@ -377,8 +344,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return target
 
     def _present_head(self) -> str:
-        name = next(iter(self._present()))
-        return self._plan(name, "looking for the head", "latest").start
+        name = next(iter(self._plans.topics()))
+        return self._plans.plan(name, "looking for the head", "latest").start
 
     def reportLatestOffset(self) -> Offset | None:  # type: ignore[override]  # noqa: N802  # Spark's name
         """The head, for the query's progress, and how far the end of the last micro-batch is behind it."""
@@ -405,25 +372,25 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
         begin = moved_to(start, end["after"], end.get("each_after")) if "after" in end else start
         self._look_for_left(begin, {}, end)
-        present = self._present()
+        present = self._plans.topics()
         self._look_for_left(begin, present, end)
-        if not self._is_foreign(end):
-            self._check_created(end, present)
-        if not self._is_foreign(begin):
+        if not self._plans.is_foreign(end):
+            self._plans.check_created(end, present)
+        if not self._plans.is_foreign(begin):
             self._pins.hold_all(begin)  # a restarted query begins with this call if its last batch was not finished
         found: list[InputPartition] = []
         upto: str | None = marked(end)
-        if self._is_foreign(end) and not self._reading.several and self._call("looking at its cell", cell_at):
-            upto = None  # [6]
+        if self._plans.is_foreign(end) and not self._reading.several:
+            upto = None if self._instance.call("looking at its cell", cell_at) else upto  # [6]
         for name in topics_of(end, self._reading.topic):
             if name not in present or name in apart(end):
                 continue  # its loss has been told, or another cell has it, or it begins behind the end
-            plan = self._plan_from(name, begin, upto)
-            if self._is_foreign(end) and epoch_of(plan.start) == self._instance.epoch:
+            plan = self._plans.plan_from(name, begin, upto)
+            if self._plans.is_foreign(end) and epoch_of(plan.start) == self._instance.epoch:
                 self._pins.note(name, end, plan.start)
-            elsewhere = self._is_foreign(begin) or bool(end.get("held")) or name in apart(begin)
+            elsewhere = self._plans.is_foreign(begin) or bool(end.get("held")) or name in apart(begin)
             found += self._parts_of(present[name], plan, marked(begin, name), elsewhere=elsewhere)
-        if self._is_foreign(end):
+        if self._plans.is_foreign(end):
             self._pins.noted = bookmark_of(end)
         self._read_at = bookmark_of(end), self._instance.epoch or end["epoch"]
         return found
@@ -455,19 +422,19 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def look(self) -> None:
         """Looks which topics are here: see `present`."""
-        self._instance.anywhere(None, self._present)
+        self._instance.anywhere(None, self._plans.topics)
 
     def come(self, end: Offset, topic: str, bookmark: str) -> Offset:
         """The end of a micro-batch, behind which a topic begins that has come here. `bookmark`: where it was left."""
 
         def begun() -> Offset:
             try:
-                start = self._plan(topic, "following it to another cell", bookmark).start
+                start = self._plans.plan(topic, "following it to another cell", bookmark).start
             except SowSourceError as error:
                 check_loss(error, self._reading, topic, bookmark)
-                start = self._plan(topic, "looking for the earliest change", "earliest").start
+                start = self._plans.plan(topic, "looking for the earliest change", "earliest").start
             offset = end.copy()
-            offset["topics"] = {**end["topics"], topic: self.present[topic].create_time.isoformat()}
+            offset["topics"] = {**end["topics"], topic: self._plans.present[topic].create_time.isoformat()}
             offset["each"] = {**end.get("each", {}), topic: start}
             self._pins.hold(topic, offset, start)
             if self._target is not None:
@@ -481,11 +448,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         def planned() -> list[ChangesPartition]:
             try:
-                plan = self._plan(topic, "following it to another cell", bookmark)
+                plan = self._plans.plan(topic, "following it to another cell", bookmark)
             except SowSourceError as error:
                 check_loss(error, self._reading, topic, bookmark)
                 return []
-            return self._parts_of(self.present[topic], plan, bookmark, elsewhere=True)
+            return self._parts_of(self._plans.present[topic], plan, bookmark, elsewhere=True)
 
         return self._instance.anywhere(None, planned)
 
@@ -538,7 +505,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:  # type: ignore[override]  # Spark says dict
         """Releases the journal up to `end`."""
-        if self._is_foreign(end) or (self._instance.several and self._instance.epoch is None):
+        if self._plans.is_foreign(end) or (self._instance.several and self._instance.epoch is None):
             return  # the next call finds an instance
         try:
             self._pins.hold_all(end)
@@ -556,10 +523,6 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- several instances ----
 
-    def _is_foreign(self, offset: Offset) -> bool:
-        """True if an offset is a position in the journal of another instance than the one in use."""
-        return self._instance.epoch not in (None, offset["epoch"])
-
     def _is_read(self, end: Offset) -> bool:
         """True if the micro-batch that ends here was read as far as here [4]."""
         if "after" not in end:
@@ -568,104 +531,6 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             noted = any(self._pins.is_noted(connecting, end) for connecting in self._instance.others())
             self._read_at = bookmark_of(end), "" if noted else end["epoch"]
         return self._read_at[1] in (end["epoch"], self._instance.epoch)
-
-    # ---- the server ----
-
-    def _call(self, doing: str, call: Callable[[Client], _Answer]) -> _Answer:
-        return self._instance.call(doing, call)
-
-    def _plan(
-        self,
-        topic: str,
-        doing: str,
-        start: str | datetime,
-        end: str | None = None,
-        max_entries: int = 0,
-        max_bytes: int = 0,
-    ) -> ChangesPlan:
-        return self._call(
-            doing,
-            lambda client: client.plan_changes(
-                topic, start=start, end=end, max_entries=max_entries, max_bytes=max_bytes
-            ),
-        )
-
-    def _plan_from(
-        self, topic: str, start: Offset, end: str | None, max_entries: int = 0, max_bytes: int = 0
-    ) -> ChangesPlan:
-        """The range of a topic after an offset. If its journal does not reach back to it, the range after the earliest
-        position, if the topic is new to the query, or the options allow that."""
-        at = marked(start, topic)
-        if end is not None and topic in apart(start) and _is_behind(plain(at), end):
-            return ChangesPlan(bookmark_of(start), end, end, end, 0, 0, 0, ())  # nothing of it lies in the range
-        if not (self._instance.several or self._is_foreign(start)):
-            # One instance that is taken for the one of the offset, and is another one, refuses it: it may lack changes.
-            at = plain(at)
-        try:
-            return self._plan(topic, "planning a micro-batch", at, end, max_entries, max_bytes)
-        except SowSourceError as error:
-            if error.reason == "BOOKMARK_OTHER_EPOCH" and self._instance.several:
-                raise SowSourceError(
-                    "UNREACHABLE",
-                    f"the instance with the journal {start['epoch']} does not serve, and "
-                    f"{self._instance.connecting.server} does not know where to go on in its place",
-                    "wait for it, or link the instances in both directions; "
-                    "if the topic has moved to another cell, start a query with a new checkpoint",
-                ) from None
-            is_new = topic not in topics_of(start, self._reading.topic)
-            if not (is_new and error.reason == "BOOKMARK_TOO_OLD"):
-                check_loss(error, self._reading, topic, plain(at))
-        earliest = self._plan(topic, "looking for the earliest change", "earliest", None, max_entries, max_bytes)
-        if end is None:
-            return earliest
-        if epoch_of(earliest.start) != epoch_of(end) or _is_behind(earliest.start, end):
-            # All of the range is gone.
-            return ChangesPlan(end, end, earliest.head, earliest.earliest, 0, 0, earliest.entries_left, ())
-        return self._plan(topic, "planning a micro-batch", earliest.start, end, max_entries, max_bytes)
-
-    def _present(self) -> dict[str, Topic]:
-        """The topics that are there now, by name."""
-        if not self._reading.several:
-            name = self._reading.topic
-            return {name: self._call("looking at it", lambda client: client.describe_topic(name))}
-        self.present = {}
-        if cell := self._reading.cell:
-            answers = self._call("looking at its cell", lambda client: client.here.placement().cell)
-            check_cell(self._instance.connecting, cell, answers)
-        topics = self._call("looking at them", lambda client: client.here.topics())
-        self.present = found = {topic.name: topic for topic in selected(topics, self._reading)}
-        return found
-
-    def _check_created(self, offset: Offset, present: Mapping[str, Topic]) -> None:
-        """Raises or logs DATA_LOST if a topic is no longer the one of the offset."""
-        for name, created in topics_of(offset, self._reading.topic).items():
-            topic = present.get(name)
-            if topic is None:
-                if self._reading.topic_pattern is not None and not self._reading.cell:
-                    tell_loss(self._reading, name, bookmark_of(offset), "the topic was deleted")
-            elif created is not None and topic.create_time.isoformat() != created:
-                tell_loss(
-                    self._reading,
-                    name,
-                    bookmark_of(offset),
-                    f"the topic was deleted, and another one created at {topic.create_time.isoformat()}",
-                )
-
-
-def _is_behind(bookmark: str, end: str) -> bool:
-    """True if a position is at another one, or behind it, in the same journal."""
-    return epoch_of(bookmark) == epoch_of(end) and sequence_of(bookmark) >= sequence_of(plain(end))
-
-
-def check_cell(to: Connecting, cell: str, answers: str) -> None:
-    """Raises SowSourceError if another cell answers: an address that leads to several cells, now to one and then to
-    another, would have one read twice, and another not at all."""
-    if answers != cell:
-        raise SowSourceError(
-            "TOPIC_ELSEWHERE",
-            f"{to.server} is in the cell {cell}, and now the cell {answers!r} answers",
-            "give the option server the addresses of one cell",
-        )
 
 
 def check_kind(reading: Reading, offset: Offset) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sow_client import Client, Export
+from tests.spark.cell_streams import Stream
 from tests.support.servers.forked_commands import PYTHON, ForkedCommands
 from tests.support.servers.server import ROOT, ServerProcess, pytest_runtest_makereport
 
@@ -99,3 +100,11 @@ def opened_exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Client, "open_export", open_export)
     return opened
+
+
+@pytest.fixture
+def stopped() -> Iterator[None]:
+    """Stops streams at the end: their pins are renewed by threads."""
+    yield
+    while Stream.readers:
+        Stream.readers.pop().stop()

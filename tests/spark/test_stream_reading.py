@@ -18,6 +18,7 @@ from sow_spark.option_parsing import parse_reading
 from sow_spark.read_limits import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from sow_spark.reading import SnapshotReader
 from sow_spark.stream_offsets import Offset, bookmark_of, offset_of, sequence_of
+from sow_spark.stream_plans import Plans
 from sow_spark.stream_reading import ChangesReader
 from tests.support.servers.server import ServerProcess
 
@@ -557,9 +558,9 @@ def test_no_change_of_a_topic_is_lost_that_comes_while_a_micro_batch_is_planned(
     reader = several(server, topicPattern=f"race{listing}[.].*", startingFrom="earliest")
     offset = reader.initialOffset()
     listings = 0
-    list_topics = ChangesReader._present
+    list_topics = Plans.topics
 
-    def list_late(self: ChangesReader) -> dict[str, Topic]:
+    def list_late(self: Plans) -> dict[str, Topic]:
         nonlocal listings
         listings += 1
         found = list_topics(self)
@@ -568,7 +569,7 @@ def test_no_change_of_a_topic_is_lost_that_comes_while_a_micro_batch_is_planned(
             publish(client, f"race{listing}.a", 3)
         return found
 
-    monkeypatch.setattr(ChangesReader, "_present", list_late)
+    monkeypatch.setattr(Plans, "topics", list_late)
     rows: list[tuple[object, ...]] = []
     for _ in range(3):
         end = reader.latestOffset(offset, ReadAllAvailable())
