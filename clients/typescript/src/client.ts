@@ -13,7 +13,9 @@ import { Cells, type Place, topicOf, type Way } from "./cells.js";
 import { DEFAULT_SERVER, fromEnvironment, type Tls, type Token } from "./channel.js";
 import { cut, invalid, malformed, type Refusal, SowError } from "./errors.js";
 import { Forms } from "./forms.js";
-import { AdminService, type Topic } from "./gen/sow/v1/admin_pb.js";
+import { AccessService, type Session } from "./gen/sow/v1/access_pb.js";
+import { type ActiveSubscription, AdminService, type Durable, type Topic } from "./gen/sow/v1/admin_pb.js";
+import { type GetLoadResponse, LoadService } from "./gen/sow/v1/load_pb.js";
 import {
   type PublishRequest,
   type PublishResponse,
@@ -83,6 +85,14 @@ export interface ClientOptions {
   readonly onFailover?: OnFailover;
 }
 
+/** An entry of a list over all cells, with the name of its cell; "" where there is one server. */
+export type InCell<Item> = Item & { readonly cell: string };
+
+interface ListOptions {
+  /** Only those of this topic. */
+  readonly topic?: string;
+}
+
 /** A subscription to a topic, or to all topics that match a pattern. */
 export type Followed<T = JsonObject> = Subscription<T> | JoinedSubscription<T>;
 
@@ -141,10 +151,39 @@ export class CellClient {
    * All topics of all cells, by name. It is whole: if a cell does not answer, it throws its error, with the name of the cell
    * (rule C19).
    */
-  async topics({ withStatistics = false }: { withStatistics?: boolean } = {}): Promise<Topic[]> {
+  async topics({ withStatistics = false }: { withStatistics?: boolean } = {}): Promise<InCell<Topic>[]> {
     const answers = await this.#everywhere(AdminService.method.listTopics, { withStatistics });
-    const found = answers.flatMap(({ topics }) => topics);
-    return answers.length === 1 ? found : found.sort((one, other) => (one.name < other.name ? -1 : 1));
+    return joined(answers, ({ topics }) => topics, ({ name }) => [name]);
+  }
+
+  /** The durable subscriptions of a topic, or of all topics of all cells, by topic and name; as `topics` (rule C19). */
+  async durables({ topic = "", withFigures = false }: ListOptions & { withFigures?: boolean } = {}): Promise<InCell<Durable>[]> {
+    const answers = await this.#everywhere(AdminService.method.listDurables, { topic, withFigures });
+    return joined(answers, ({ durables }) => durables, (durable) => [durable.topic, durable.name]);
+  }
+
+  /**
+   * The loads of a topic, or of all topics of all cells, also those that ended within the last day, in the order of their
+   * begin; as `topics` (rule C19). A call about one of them is made in its cell.
+   */
+  async loads({ topic = "" }: ListOptions = {}): Promise<InCell<GetLoadResponse>[]> {
+    const answers = await this.#everywhere(LoadService.method.listLoads, { topic });
+    return joined(answers, ({ loads }) => loads, ({ openTimeMicros }) => [openTimeMicros]);
+  }
+
+  /**
+   * The subscriptions to a topic, or all in all cells, that are under way, in the order of their begin; as `topics` (rule
+   * C19). An id is of its cell: `(await client.cells()).get(one.cell)!.call(AdminService.method.endSubscription, { id })`.
+   */
+  async subscriptions({ topic = "" }: ListOptions = {}): Promise<InCell<ActiveSubscription>[]> {
+    const answers = await this.#everywhere(AdminService.method.listSubscriptions, { topic });
+    return joined(answers, ({ subscriptions }) => subscriptions, ({ sinceMicros }) => [sinceMicros]);
+  }
+
+  /** The callers that have calls under way, in all cells, in the order of their begin; as `topics` (rule C19). */
+  async sessions(): Promise<InCell<Session>[]> {
+    const answers = await this.#everywhere(AccessService.method.listSessions, {});
+    return joined(answers, ({ sessions }) => sessions, ({ sinceMicros }) => [sinceMicros]);
   }
 
   async #places(): Promise<ReadonlyMap<string, Place<Transport>>> {
@@ -158,22 +197,31 @@ export class CellClient {
     }
   }
 
-  /** The answers of all cells to a request that changes nothing, or the error of the first that has not answered. */
+  /**
+   * The answers of all cells to a request that changes nothing, by their names, or the error of the first that has not
+   * answered. A request with a topic goes to its cell alone.
+   */
   async #everywhere<I extends DescMessage, O extends DescMessage>(
     method: DescMethodUnary<I, O>,
-    request: MessageInitShape<I>,
-  ): Promise<MessageShape<O>[]> {
-    const { home } = this.#cells;
-    const own = this.#unary(method, request, "reads");
-    if (this.#cells.isOne) {
-      return [await own];
+    init: MessageInitShape<I>,
+  ): Promise<(readonly [cell: string, answer: MessageShape<O>])[]> {
+    const { home, isOne } = this.#cells;
+    const request = create(method.input, init) as MessageInitShape<I>;
+    const topic = topicOf(method.input, request as MessageShape<I>);
+    const along = this.#cells.way(topic);
+    const own = this.#unary(method, request, "reads", { along });
+    if (isOne || topic !== "") {
+      const answer = await own;
+      const isNamed = isOne || along.place !== home;
+      return [[isNamed ? along.place.cell : nameOf(home, await this.#places()), answer]];
     }
     own.catch(() => undefined); // it is awaited in its turn
-    const places = [...(await this.#places()).values()];
+    const places = [...(await this.#places())];
     return await Promise.all(
-      places.map((place) =>
-        place === home ? own : this.#unary(method, request, "reads", { along: this.#cells.at(place) }),
-      ),
+      places.map(async ([cell, place]) => {
+        const answer = place === home ? own : this.#unary(method, request, "reads", { along: this.#cells.at(place) });
+        return [cell, await answer] as const;
+      }),
     );
   }
 
@@ -452,8 +500,7 @@ export class CellClient {
     return {
       places: async () => {
         const all = await this.#places();
-        const [home = ""] = [...all].filter(([, place]) => place === this.#cells.home).map(([cell]) => cell);
-        return { home, all };
+        return { home: nameOf(this.#cells.home, all), all };
       },
       version: async (place) =>
         (await this.#unary(AdminService.method.getPlacement, {}, "reads", { along: at(place) })).version,
@@ -603,6 +650,27 @@ export class Client extends CellClient {
   }
 }
 
+function nameOf<P>(place: P, all: ReadonlyMap<string, P>): string {
+  return [...all].find(([, one]) => one === place)?.[0] ?? "";
+}
+
+/** One list of those of all cells. Each entry gets its cell, and `order` has that of several cells. */
+function joined<Answer, Item extends object>(
+  answers: readonly (readonly [cell: string, answer: Answer])[],
+  items: (answer: Answer) => readonly Item[],
+  order: (item: Item) => readonly (string | bigint)[],
+): InCell<Item>[] {
+  const found = answers.flatMap(([cell, answer]) => items(answer).map((item) => Object.assign(item, { cell })));
+  if (answers.length === 1) {
+    return found;
+  }
+  return found.sort((one, other) => {
+    const others = order(other);
+    const [mine, theirs] = order(one).map((part, index) => [part, others[index]!]).find(([a, b]) => a !== b) ?? [0, 0];
+    return mine! < theirs! ? -1 : mine! > theirs! ? 1 : 0;
+  });
+}
+
 const QUERY = "the answer to the query";
 
 /** Calls that change nothing. */
@@ -619,6 +687,7 @@ const READS: ReadonlySet<string> = new Set([
   "ListLoads",
   "ListPolicies",
   "ListSessions",
+  "ListSubscriptions",
   "ListTopics",
   "WhoAmI",
 ]);

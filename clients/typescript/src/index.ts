@@ -2,7 +2,7 @@
 
 export { ExtData } from "@msgpack/msgpack";
 export type { Tls, Token } from "./channel.js";
-export { type CellClient, Client, type ClientOptions, type Followed } from "./client.js";
+export { type CellClient, Client, type ClientOptions, type Followed, type InCell } from "./client.js";
 export { dateOf, type Duration, type Moment, type Ttl } from "./durations.js";
 export {
   Aborted,

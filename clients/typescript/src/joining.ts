@@ -296,9 +296,17 @@ export class Parts<T, P = unknown> {
       this.#goBack(core);
       this.#core.drop(core);
     } else {
-      this.failure ??= error;
+      this.#fail(error);
     }
     this.changed.notify();
+  }
+
+  /** Ends all parts. Frames that are at hand are handed out before the program is told why. */
+  #fail(error: unknown): void {
+    if (!this.#isOver) {
+      this.failure = error;
+      this.close();
+    }
   }
 
   /** A call of a part has begun: its cell had the placement of before. */
@@ -324,8 +332,7 @@ export class Parts<T, P = unknown> {
         }
       }
     } catch (error) {
-      this.failure ??= error;
-      this.changed.notify();
+      this.#fail(error);
     }
   }
 

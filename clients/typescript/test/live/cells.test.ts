@@ -2,10 +2,10 @@
 
 import assert from "node:assert/strict";
 import test, { after, before } from "node:test";
-import { AccessService, AdminService, Expiration } from "../../src/contract.js";
+import { AccessService, AdminService, Expiration, LoadService } from "../../src/contract.js";
 import { Client, NotFound, ResyncRequired, SowError, Unavailable } from "../../src/index.js";
 import { TwoCells } from "../support/cells.js";
-import { NO_SERVER, Server } from "../support/server.js";
+import { NO_SERVER, python, Server } from "../support/server.js";
 
 const skip = NO_SERVER;
 const refusedAs = (reason: string) => (error: unknown) => error instanceof SowError && error.reason === reason;
@@ -244,14 +244,67 @@ test("the topics of all cells are one list, and each cell has a client of its ow
   await assert.rejects(all.get("b")!.topics(), refusedAs("CLOSED"), "its connections are those of the client");
 });
 
+test("durables, loads, subscriptions and sessions of all cells are one list each (rule C19)", { skip }, async (t) => {
+  const client = connect(t);
+  const [here, there] = [cells.topic("a"), cells.topic("b")];
+  const loads: string[] = [];
+  for (const topic of [there, here]) {
+    await client.call(AdminService.method.createTopic, { name: topic });
+    await cells.direct(topic === here ? "a" : "b", async (direct) => {
+      loads.push((await direct.call(LoadService.method.openLoad, { topic })).loadId);
+    });
+  }
+  python(
+    `
+from sow_client import Client
+with Client(${JSON.stringify(cells.at("a"))}) as client:
+    for topic in ${JSON.stringify([there, here])}:
+        for name in ("late", "early"):
+            client.durable(topic, name).open()
+`,
+    cells.servers.a.folder,
+  );
+  const ours = <Item extends { topic: string }>(items: readonly Item[]) => items.filter(({ topic }) => [here, there].includes(topic));
+  const durables = ours(await client.durables({ withFigures: true }));
+  assert.deepEqual(
+    durables.map(({ cell, topic, name }) => [cell, topic, name]),
+    [["a", here, "early"], ["a", here, "late"], ["b", there, "early"], ["b", there, "late"]],
+  );
+  assert.ok(durables.every(({ figures }) => figures !== undefined));
+  const opened = ours(await client.loads());
+  assert.deepEqual(opened.map(({ cell, loadId }) => [cell, loadId]), [["b", loads[0]], ["a", loads[1]]], "as they were opened");
+  for (const [cell, topic] of [["a", here], ["b", there]] as const) {
+    assert.deepEqual((await client.durables({ topic })).map((durable) => [durable.cell, durable.topic]), [[cell, topic], [cell, topic]]);
+    assert.deepEqual((await client.loads({ topic })).map((load) => load.cell), [cell]);
+  }
+
+  const following = [await client.subscribe(there), await client.subscribe(here), await client.subscribe({ pattern: `${here}|${there}` })];
+  const found = await client.subscriptions();
+  assert.deepEqual(ours(found).map(({ cell }) => cell), ["b", "a"]);
+  assert.deepEqual(found.filter(({ topicPattern }) => topicPattern !== "").map(({ cell }) => cell).sort(), ["a", "b"]);
+  const [its] = await client.subscriptions({ topic: there });
+  assert.deepEqual([its!.cell, its!.topic], ["b", there]);
+  const of = async (cell: string) => (await client.cells()).get(cell)!;
+  await (await of(its!.cell)).call(AdminService.method.endSubscription, { id: its!.id });
+  assert.deepEqual([...new Set((await client.sessions()).map(({ cell }) => cell))].sort(), ["a", "b"]);
+  assert.deepEqual(ours(await (await of("b")).durables()).map(({ cell }) => cell), ["b", "b"], "a client of one cell");
+  following.forEach((one) => one.close());
+});
+
 test("a list is whole or an error that names the cell", { skip }, async (t) => {
   const client = connect(t, { connectTimeoutMs: 300 });
   await cells.servers.b.stop();
-  await assert.rejects(client.topics(), (error) => {
-    assert.ok(error instanceof Unavailable && error.message.startsWith("the cell b: cannot connect"), String(error));
-    assert.equal(error.details["cell"], "b");
-    return true;
-  });
+  const lists = [client.topics(), client.durables(), client.loads(), client.subscriptions(), client.sessions()];
+  for (const list of lists) {
+    list.catch(() => undefined); // it is awaited in its turn
+  }
+  for (const list of lists) {
+    await assert.rejects(list, (error) => {
+      assert.ok(error instanceof Unavailable && error.message.startsWith("the cell b: cannot connect"), String(error));
+      assert.equal(error.details["cell"], "b");
+      return true;
+    });
+  }
   assert.ok((await (await client.cells()).get("a")!.topics()).length > 0, "the program may go on with the others");
   await cells.servers.b.start();
 });
@@ -261,7 +314,9 @@ test("a server without a placement is one cell without a name", { skip }, async 
   const client = new Client(server.address);
   t.after(() => client.close());
   await client.publish("orders", {}, { key: "1" });
-  assert.deepEqual((await client.topics()).map(({ name }) => name), ["orders"]);
+  assert.deepEqual((await client.topics()).map(({ name, cell }) => [name, cell]), [["orders", ""]]);
+  assert.deepEqual([await client.durables(), await client.loads({ topic: "orders" })], [[], []]);
+  assert.deepEqual((await client.sessions()).map(({ cell }) => cell), [""]);
   assert.deepEqual([...(await client.cells())], [["", client]]);
 });
 

@@ -219,6 +219,25 @@ test("an outage of a cell is told once for its topics, and the others go on", li
   resumed.close();
 });
 
+test("while home is down, the others go on, and home goes on where it was", live, async (t) => {
+  const home = new Client(cells.at("b"), { connectTimeoutMs: 300 });
+  t.after(() => home.close());
+  const [other, own] = await topics(home);
+  const heard: (SowError | null)[] = [];
+  const changes = await home.sowAndSubscribe(pattern(other, own), { onInterruption: (error) => heard.push(error) });
+  await taken(changes, 3);
+  await cells.servers.b.kill();
+  await until(() => heard.length > 0);
+  await cells.direct("a", (direct) => direct.publish(other, {}, { key: "2" }));
+  assert.deepEqual(told(await taken(changes, 1)), [`a put ${other} 2`]);
+  assert.deepEqual(heard.map((error) => error?.details["cell"]), ["b"]);
+  await cells.servers.b.start();
+  await cells.direct("b", (direct) => direct.publish(own, {}, { key: "2" }));
+  assert.deepEqual(told(await taken(changes, 1)), [`b put ${own} 2`], "no new snapshot");
+  assert.deepEqual(heard.slice(1), [null]);
+  changes.close();
+});
+
 test("a start that does not fit is refused, and one cell has one bookmark", live, async (t) => {
   const client = connect(t);
   const [here, there] = await topics(client);

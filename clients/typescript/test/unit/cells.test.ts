@@ -119,6 +119,76 @@ test("a token goes to no other machine in plain text ([2])", async (t) => {
   assert.match(error.text, /; this client does not go there: token: goes to another machine, 192\.0\.2\.1:7450, over TLS only/);
 });
 
+/** A server of the cell of this name that follows patterns, and names these cells. It notes the tokens that it is shown. */
+async function serveCell(t: { after(end: () => void): void }, cell: string) {
+  const it = { address: "", shown: [] as string[], cells: {} as Record<string, string> };
+  const { getPlacement, describeInstance } = AdminService.method;
+  const { subscribe } = SowService.method;
+  const placement = () => {
+    const cells = Object.entries(it.cells).map(([name, address]) => ({ name, servers: [address] }));
+    return toBinary(getPlacement.output, create(getPlacement.output, { cell, version: 1n, cells }));
+  };
+  const frames = {
+    DescribeInstance: toBinary(describeInstance.output, create(describeInstance.output, { serving: true, contract: 3 })),
+    Subscribe: toBinary(
+      subscribe.output,
+      create(subscribe.output, { frame: { case: "progress", value: { bookmark: `${cell}${cell}.1` } } }),
+    ),
+  };
+  const server = new Server();
+  const asIs = (value: Buffer) => value;
+  const definition = { requestStream: false, requestSerialize: asIs, requestDeserialize: asIs, responseSerialize: asIs, responseDeserialize: asIs };
+  const note = (name: string, metadata: Metadata) => it.shown.push(`${name} ${metadata.get("authorization")}`);
+  server.addService(
+    { GetPlacement: { ...definition, path: "/sow.v1.AdminService/GetPlacement", responseStream: false } },
+    {
+      GetPlacement: (call: { metadata: Metadata }, callback: (error: null, answer: Buffer) => void) => {
+        note("GetPlacement", call.metadata);
+        callback(null, Buffer.from(placement()));
+      },
+    },
+  );
+  for (const [name, answer] of Object.entries(frames)) {
+    const service = name === "Subscribe" ? "SowService" : "AdminService";
+    server.addService(
+      { [name]: { ...definition, path: `/sow.v1.${service}/${name}`, responseStream: true } },
+      {
+        [name]: (call: { metadata: Metadata; write(frame: Buffer): void; end(): void }) => {
+          note(name, call.metadata);
+          call.write(Buffer.from(answer));
+          if (name !== "Subscribe") {
+            call.end();
+          }
+        },
+      },
+    );
+  }
+  const port = await new Promise<number>((resolve, reject) => {
+    server.bindAsync("127.0.0.1:0", ServerCredentials.createInsecure(), (error, bound) => (error ? reject(error) : resolve(bound)));
+  });
+  t.after(() => server.forceShutdown());
+  it.address = `127.0.0.1:${port}`;
+  return it;
+}
+
+test("a subscription to a pattern goes to the cells that home names, and to no others ([2])", async (t) => {
+  const [home, b, c] = [await serveCell(t, "a"), await serveCell(t, "b"), await serveCell(t, "c")];
+  home.cells = { a: home.address, b: b.address };
+  b.cells = { a: c.address, b: c.address, c: c.address };
+  const changes = await connect(t, home.address).subscribe({ pattern: ".*" });
+  assert.deepEqual([...changes.cells.keys()], ["a", "b"]);
+  assert.deepEqual(changes.bookmark, { a: "aa.1;p=1", b: "bb.1;p=1" });
+  assert.ok(b.shown.includes(`Subscribe Bearer ${TOKEN}`));
+  assert.ok([...home.shown, ...b.shown].every((shown) => shown.endsWith(` Bearer ${TOKEN}`)));
+  assert.deepEqual(c.shown, []);
+  changes.close();
+
+  home.cells = { a: home.address, b: "192.0.2.1:7450" };
+  const error = ended(await connect(t, home.address).subscribe({ pattern: ".*" }).catch((thrown: unknown) => thrown));
+  assert.deepEqual([error.constructor, error.details["cell"]], [InvalidArgument, "b"]);
+  assert.match(error.text, /^the cell b: this client does not go there: token: goes to another machine, 192\.0\.2\.1:7450, over TLS only/);
+});
+
 test("a change that may have been applied at home is not made again in another cell; a read is (transport [7])", async (t) => {
   const [home, b] = [await serve(t), await serve(t)];
   b.steps = ["answer"];

@@ -436,7 +436,7 @@ test("a cell that leaves the placement is dropped with its topics, and its outag
 // ---- the calls of the parts ----
 
 /** Calls of two cells without an end, of one change a frame. It counts the frames that were asked for. */
-function endless(asked: Map<string, number>) {
+function endless(asked: Map<string, number>, cancelled: string[] = []) {
   const line = new Line("x", undefined as never);
   return async (cell: Cell): Promise<Frames<SubscribeResponse>> => {
     let [isOver, number] = [false, 0];
@@ -454,6 +454,7 @@ function endless(asked: Map<string, number>) {
       },
       cancel: () => {
         isOver = true;
+        cancelled.push(cell.name);
       },
     };
   };
@@ -493,17 +494,32 @@ test("a program that reads slowly holds up every cell: one frame of each is at h
   assert.equal((await changes.next()).done, true);
 });
 
-test("a part that cannot go on ends the whole, with its error once", { timeout: 10_000 }, async () => {
+test("a part that cannot go on ends all others, and the program is told behind what is at hand", { timeout: 10_000 }, async () => {
   const cells = new Map(["a", "b"].map((name) => [name, new Cell(name, [name])]));
-  const open = endless(new Map());
-  const denied = new NotFound("no such thing", { reason: "TOPIC_DELETED" });
-  await assert.rejects(
-    joinedOf(cells, async (cell) => {
-      if (cell.name === "b") {
-        throw denied;
+  const cancelled: string[] = [];
+  const open = endless(new Map(), cancelled);
+  let isGone = false;
+  const changes = await joinedOf(cells, async (cell) => {
+    const frames = await open(cell);
+    const next = async () => {
+      if (cell.name === "b" && isGone) {
+        throw new NotFound("no such thing", { reason: "TOPIC_DELETED" });
       }
-      return await open(cell);
-    }),
+      return await frames.next();
+    };
+    return { ...frames, next };
+  });
+  isGone = true;
+  const told: string[] = [];
+  await assert.rejects(
+    async () => {
+      for await (const change of changes) {
+        told.push(change.cell!);
+      }
+    },
     { text: "the cell b: no such thing" },
   );
+  assert.ok(told.includes("a"), "it was at hand");
+  assert.deepEqual([...new Set(cancelled)].sort(), ["a", "b"]);
+  assert.equal((await changes.next()).done, true);
 });
