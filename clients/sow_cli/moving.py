@@ -77,6 +77,7 @@ class _Instance:
     address: str
     client: Client
     name: str
+    cluster: str
     placed: Placement
 
     def look(self) -> Placement:
@@ -137,6 +138,7 @@ class Mover:
                 raise Refused(f"{there}: lives in the cell {self.cell} already; leave it out")
             (from_cell,) = left
             sources = self._of(from_cell)
+            _check_clusters(sources, targets)
             self._check_sources(sources)
             self._replicate(sources, targets)
             text, version = moved_text(text, self.topics, self.cell), version + 1
@@ -257,10 +259,11 @@ class Mover:
                 # It stays in its cell: only the word of the server that the user has named counts (rule C11).
                 client = self._open.enter_context(replace(self.session, server=address).client()).here
                 try:
-                    name = client.describe_instance().name
-                    if name not in names:  # an instance may have several addresses
-                        self._instances.append(_Instance(cell, address, client, name, client.placement()))
-                        names.add(name)
+                    told = client.describe_instance()
+                    if told.name not in names:  # an instance may have several addresses
+                        one = _Instance(cell, address, client, told.name, told.cluster, client.placement())
+                        self._instances.append(one)
+                        names.add(told.name)
                 except SowError as error:
                     if not isinstance(error, Unavailable):
                         raise
@@ -503,6 +506,17 @@ class Mover:
         for peer in peers:
             one.client.remove_peer(peer)
             self.tell(f"{one.shown} sends to {peer} no more")
+
+
+def _check_clusters(sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
+    """Raises Refused where two servers would refuse each other's links (rule R11)."""
+    for source, target in product(sources, targets):
+        if source.cluster and target.cluster and source.cluster != target.cluster:
+            raise Refused(
+                f"{source.shown} is of the cluster {source.cluster}, {target.shown} of the cluster {target.cluster}: "
+                "they refuse each other's links. Take cluster out of [server] at all servers of one of the cells, and "
+                "restart these servers, one after the other. Then move, and put it back"
+            )
 
 
 def _acknowledged(status: ReplicationStatus, peer: str) -> int:

@@ -65,6 +65,7 @@ from sow_server.config.sections import (
     TracingConfig,
     ViewForm,
 )
+from sow_server.config.toml_places import DOTS_MAX, end_of, many_dots
 from sow_server.engine.catalog.topics import check_name, check_settings
 from sow_server.engine.values import policies
 from sow_server.engine.values.errors import StoreError
@@ -199,22 +200,21 @@ def read_text(path: Path, *, pipe: bool = False) -> str:
 
 def parse_text(path: Path, text: str) -> dict[str, object]:
     """The tables of a text. `path`: the file that it is of, for the error. Raises ConfigError."""
+    if (at := many_dots(text)) is not None:
+        line, column = end_of(text[:at])
+        raise ConfigError(f"{path}:{line}:{column}: a name here has {DOTS_MAX} dots or more")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         text_of_error = str(error)
         where = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", text_of_error)
-        line, column = _end_of(text) if where is None or where[1] is None else (int(where[1]), int(where[2]))
+        line, column = end_of(text) if where is None or where[1] is None else (int(where[1]), int(where[2]))
         message = text_of_error if where is None else text_of_error[: where.start()]
         raise ConfigError(f"{path}:{line}:{column}: {message[:1].lower()}{message[1:]}") from error
     except RecursionError:
         raise ConfigError(f"{path}: tables or arrays are nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{path}: has an integer of more than 64 bits") from error
-
-
-def _end_of(text: str) -> tuple[int, int]:
-    return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 class TableReader:

@@ -1,4 +1,4 @@
-"""The lines of a TOML file, for messages."""
+"""The lines of a TOML file, for messages, and names in it that are too long to be parsed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from pathlib import Path
 from typing import Final
 
 _HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[((?:[^]["']|"[^"]*"|'[^']*')+)\])""")
+DOTS_MAX: Final = 50
+_KEY_PART: Final = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_MANY_DOTS: Final = re.compile(rf"(?:\.[ \t]*+{_KEY_PART}[ \t]*+){{{DOTS_MAX}}}")
+
+
+def many_dots(text: str) -> int | None:
+    """The place of a name with `DOTS_MAX` dots or more; None: there is none. tomllib takes the square of their number:
+    hours for a megabyte. A name within a text counts, too, as only the parser tells texts from keys."""
+    found = _MANY_DOTS.search(text)
+    return None if found is None else found.start()
+
+
+def end_of(text: str) -> tuple[int, int]:
+    """The line and the column behind a text, from 1."""
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
 
 
 class TomlPlaces:

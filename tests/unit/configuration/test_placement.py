@@ -47,6 +47,8 @@ def places(folder: Path, text: str, cell: str = "a") -> Places:
         ("", ": version: is missing"),
         ('version = "1"', ': version: expected an integer, found the text "1"'),
         ("version = 0", ": version: 0 is below the minimum, 1"),
+        pytest.param("version = 1\n" + "a." * 2_000 + "a = 1", ":2:2: a name here has 50 dots or more", id="dots"),
+        pytest.param("[a" + ' . \'b\'."\\""' * 25 + "]", ":1:4: a name here has 50 dots or more", id="odd dots"),
         ("version = 1", ": cells: expected the table [cells] with the addresses of each cell"),
         ("version = 1\n[cells]", ":2: cells: expected the table [cells] with the addresses of each cell"),
         ('version = 1\n[cells]\na = ["h:1"]', ": default: is missing"),
