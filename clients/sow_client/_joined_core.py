@@ -88,6 +88,7 @@ class PartCore(SubscriptionCore):
         self._left_at = 0  # with this placement the cell has ended the call, and had sent everything of what has left
         self._heard_of = 0  # this placement has ended a call
         self._checked = 0  # the number of the call whose begin was checked
+        self._had_none = False  # no topic of the cell matched before the present call
         self._hears = on_interruption
 
     def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
@@ -112,6 +113,7 @@ class PartCore(SubscriptionCore):
         self.calls += 1
         version = max(version, self._heard_of)  # a cell names it to others a little after it has taken it into use
         before, self.version = self.version, version
+        self._had_none = self._left_at == _ANY
         in_order = self._left_at in (version, _ANY) or self._goes_back
         self._go_back(call)
         if version == before:
@@ -140,8 +142,8 @@ class PartCore(SubscriptionCore):
         """The cell has this placement after the begin of a call. False: it has come about that time. Topics may have
         left before it, and the next call tells so."""
         self._checked = self.calls
-        if version <= self.version:
-            return True
+        if version <= self.version or self._had_none:
+            return True  # it tells all of a topic that has come, and its end tells of one that leaves
         self._left_at = 0
         return False
 

@@ -328,3 +328,18 @@ def test_a_placement_that_comes_with_the_begin_of_a_call_is_told() -> None:
     assert not part.began(2)
     with pytest.raises(ResyncRequired, match="it has another placement"):
         part.placed(2, part.request(now=0.0))
+
+
+def test_a_placement_that_comes_with_the_first_topic_of_a_cell_takes_nothing_away() -> None:
+    """Story: a topic moved to a cell that had none of the pattern, in the moment in which it was asked again."""
+    journal = Journal()
+    part = part_at(1, journal)
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    part.placed(1, part.request(now=0.0))
+    part.feed(journal.progress(0))
+    assert part.is_new
+    assert part.began(2)
+    left = {"complete": "false", "placement_version": "2"}
+    part.ended(Unavailable("left", reason="ACCESS_CHANGED", details=left), now=0.0, jitter=0.5)
+    with pytest.raises(ResyncRequired, match="it has another placement"):
+        part.placed(2, part.request(now=0.0))
