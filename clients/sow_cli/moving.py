@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +40,8 @@ TELL_SECONDS: Final = 10.0
 """A step that takes longer tells again what it waits for."""
 LAG_SECONDS: Final = 0.2
 """The switch begins once a change takes no longer than this to the other cell."""
+BACK_SECONDS_MAX: Final = 3.0
+"""The wait for the old cell to hear how far the new one is. Servers tell that every second where nothing is sent."""
 
 
 class LinkFiles(NamedTuple):
@@ -393,7 +395,10 @@ class Mover:
             for one in self._instances:
                 if one not in sources and one not in targets:
                     one.client.prepare_placement(text, self.topics, names)
+            heads = {target.name: target.client.replication_status().last_sequence for target in targets}
             time.sleep(self.links_before)
+            if self.links_before:
+                self._await_back(sources, targets, heads)
             self._await_even(sources, targets)
         began = time.monotonic()
         for source in sources:
@@ -448,6 +453,17 @@ class Mover:
                     return f"{target.name} is behind {source.name}"
 
                 self._await([lags])
+
+    def _await_back(self, sources: Sequence[_Instance], targets: Sequence[_Instance], heads: Mapping[str, int]) -> None:
+        """Returns once the old cell has everything of the new one up to there. From then on its bookmarks lead to
+        positions after the creation of the copy. Only readers need that, so it does not wait for long."""
+        give_up = time.monotonic() + BACK_SECONDS_MAX
+        for target in targets:
+            for source in sources:
+                while time.monotonic() < give_up:
+                    if _acknowledged(target.client.replication_status(), source.name) >= heads[target.name]:
+                        break
+                    time.sleep(ASK_SECONDS)
 
     def _not_arrived(self, one: _Instance, version: int) -> str:
         placed = one.look()

@@ -19,8 +19,9 @@ A pattern may match topics of all cells. The subscription to it has a part for e
          from there. A topic that another cell shows from now on is told as a "resync", too.
     [5]  A topic that moves is shown by two parts in turn. The cell that it leaves ends the call once it has sent all
          changes of it. If that part hands out changes of the topic after the newer part, the newer one goes back to its
-         first change of it once the older one has ended: so the last state of a record comes last. Under snapshots the
-         changes of the older part are left out.
+         first change of it once the older one has ended: so the last state of a record comes last. Its own call is not
+         ended for that while its cell may still owe changes of a topic that has left there, as where two topics swap
+         their cells. Under snapshots the changes of the older part are left out.
     [6]  Without a placement there is one part, and all is as if that were the subscription itself.
 """
 
@@ -88,6 +89,8 @@ class PartCore(SubscriptionCore):
         self._left_at = 0  # with this placement the cell has ended the call, and had sent everything of what has left
         self._heard_of = 0  # this placement has ended a call
         self._checked = 0  # the number of the call whose begin was checked
+        self._owes_nothing = 0  # the number of the call of which nothing is lost if it is ended
+        self._had_none = False  # no topic of the cell matched before the present call
         self._hears = on_interruption
 
     def begin(self, cell: str, start: str | None, first: sow_pb2.SubscribeRequest | None = None) -> None:
@@ -112,7 +115,8 @@ class PartCore(SubscriptionCore):
         self.calls += 1
         version = max(version, self._heard_of)  # a cell names it to others a little after it has taken it into use
         before, self.version = self.version, version
-        in_order = self._left_at in (version, _ANY) or self._goes_back
+        self._had_none = self._left_at == _ANY
+        in_order = self._left_at in (version, _ANY)
         self._go_back(call)
         if version == before:
             return False
@@ -140,21 +144,23 @@ class PartCore(SubscriptionCore):
         """The cell has this placement after the begin of a call. False: it has come about that time. Topics may have
         left before it, and the next call tells so."""
         self._checked = self.calls
-        if version <= self.version:
-            return True
+        if version <= self.version or self._had_none:
+            return True  # it tells all of a topic that has come, and its end tells of one that leaves
         self._left_at = 0
         return False
 
     def knows(self, version: int) -> bool:
         """The cell has this placement now. False: `saw` is to tell of it. Nothing of the call is lost where it has
         reached a position from after the begin of that placement: topics that have left would be handed over before."""
-        if version <= self.version or not self._standing:
-            return True
-        seen, call, after = self._seen
-        if (seen, call) != (version, self.calls):
-            return False
-        if _is_behind(after, self.bookmark):
+        self._owes_nothing = 0
+        if version > self.version and self._standing:
+            seen, call, after = self._seen
+            if (seen, call) != (version, self.calls):
+                return False
+            if not _is_behind(after, self.bookmark):
+                return True
             self.version = version
+        self._owes_nothing = self.calls
         return True
 
     def saw(self, version: int, position: str | None) -> None:
@@ -164,6 +170,17 @@ class PartCore(SubscriptionCore):
     def go_back(self) -> None:
         """The next call begins before its first change of a topic that it has taken over ([5])."""
         self.is_overtaken, self._goes_back = False, True
+
+    @property
+    def is_to_end(self) -> bool:
+        """Its call is to be ended, as it goes back, and its cell owes no change of a topic that has left: that would be
+        passed over."""
+        if not (self._goes_back and self._standing):
+            return False
+        version, call, _ = self._seen
+        if call == self.calls:
+            self.knows(version)
+        return self._owes_nothing == self.calls
 
     def _go_back(self, call: sow_pb2.SubscribeRequest) -> None:
         if not self._goes_back:
@@ -446,7 +463,8 @@ class JoinedCore(SubscriptionCore):
         return [Change("resync", topic=topic), *changes] if self._request.sow else changes
 
     def newer(self, part: PartCore) -> list[PartCore]:
-        """A part begins with another placement, or has ended. Returns those that now go back ([5])."""
+        """A part begins with another placement, or has ended. Returns those that now go back ([5]): the call of each
+        is to be ended, once it `is_to_end`."""
         back = [one for one in self._turns if one is not part and one.is_overtaken and not self._request.sow]
         for one in back:
             one.go_back()

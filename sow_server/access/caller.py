@@ -144,7 +144,7 @@ class Call:
         self.deletes = False
         """True once it has been found to delete records, although its method need not."""
         self.leaves: Callable[[StoreError], None] | None = None
-        """Ends a subscription to a pattern, once it has handed over what was changed before a new placement."""
+        """Ends a subscription once it has handed over what was changed before a new placement; None: it is none."""
         self.ended: StoreError | None = None
         """The reason for which the server has ended the call."""
         self.session = ""

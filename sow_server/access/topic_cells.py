@@ -22,8 +22,8 @@ class TopicCells:
         """The topics that a pattern has met: True if they were here."""
         self._stay = False
         self.hands_over = False
-        """Topics of the pattern have left this cell, and none has come: what they got before can be handed over. A
-        topic that has come would be passed over meanwhile."""
+        """Topics of the call have left this cell, and none has come: what they got before can be handed over. A topic
+        that has come would be passed over meanwhile."""
         self.remember = False
         """True for a call that lasts, and ends with its topics."""
 
@@ -72,6 +72,7 @@ class TopicCells:
             return None
         for topic in self._named:
             if (refusal := places.refusal(topic)) is not None:
+                self.hands_over = True
                 return refusal
         # A copy: a reader thread may just meet topics for the pattern.
         changed = {was for topic, was in list(self._matched.items()) if was is not self.have(topic)}

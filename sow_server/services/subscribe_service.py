@@ -59,7 +59,7 @@ class SubscribeService:
                 source = (
                     self._hub.subscribe(asked) if attachment is None else await self._attach(call, asked, attachment)
                 )
-            if isinstance(source, Subscription) and request.topic_pattern:
+            if isinstance(source, Subscription):
                 call.leaves = partial(leave, source)
             async with aclosing(stream(source, self._readers)) as frames:
                 with self._followers.following(call, request, source):

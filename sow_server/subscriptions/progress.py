@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from sow_server.engine.values.clock import GuardedClock
 from sow_server.subscriptions.frames import Frame, Progress
@@ -23,7 +24,7 @@ class ProgressReports:
         """`marking`: makes its bookmarks mean something at other instances. `elapsed`: microseconds of a clock that
         nobody sets."""
         self._progress_micros = progress_micros
-        self._marking = marking
+        self.marking: Final = marking
         self._clock = clock
         self._elapsed = elapsed
         self._sent_at = elapsed()
@@ -33,41 +34,41 @@ class ProgressReports:
     @property
     def elsewhere(self) -> bool:
         """True if the subscriber may have something that this instance lacks."""
-        return self._marking is not None and self._marking.elsewhere
+        return self.marking is not None and self.marking.elsewhere
 
     @property
     def next_micros(self) -> int:
         """The elapsed time at which to look again."""
         until = self._sent_at + self._progress_micros
-        if self._marking is not None and (look := self._marking.next_micros) is not None:
+        if self.marking is not None and (look := self.marking.next_micros) is not None:
             until = min(until, look)
         return until
 
     def sending(self, frame: Frame) -> Frame:
         """The frame, which is sent now."""
         self._sent_at = self._elapsed()
-        if self._marking is not None:
-            self._marking.sample(self._sent_at)
+        if self.marking is not None:
+            self.marking.sample(self._sent_at)
         return frame
 
     def has_marks_due(self, position: int) -> bool:
         """True if marks were due when the last frame was sent [2]."""
-        return self._marking is not None and self._marking.is_due(position, self._sent_at)
+        return self.marking is not None and self.marking.is_due(position, self._sent_at)
 
     def is_due(self, position: int) -> bool:
         """True if the subscriber is to be told its position now [1]."""
         elapsed = self._elapsed()
         if elapsed >= self._sent_at + self._progress_micros:
             return True
-        return self._marking is not None and self._marking.is_due(position, elapsed)
+        return self.marking is not None and self.marking.is_due(position, elapsed)
 
     def marks(self, position: int) -> str:
         """The end of the bookmark of a position."""
-        return "" if self._marking is None else self._marking.tell(position, self._elapsed())
+        return "" if self.marking is None else self.marking.tell(position, self._elapsed())
 
     def report(self, position: int, *, behind: bool) -> Frame:
         """The frame that tells a position, which is sent now."""
-        marks, marking = self.marks(position), self._marking
+        marks, marking = self.marks(position), self.marking
         covers = marking is None or marking.covers
         self.told_behind = behind
         sources = marking is not None and marking.sources

@@ -154,6 +154,8 @@ class Subscription:
         self._error: StoreError | None = None
         self._leaving: tuple[int, StoreError] | None = None
         """It ends with this error once it has sent everything up to there."""
+        self._handed_over: frozenset[int] = frozenset()
+        """The ids of the topics that it followed then."""
         self._stopping = False
         self._is_closed = False
 
@@ -212,7 +214,7 @@ class Subscription:
 
     def end(self, error: StoreError) -> None:
         self._attached = False
-        self._error = self._error or error
+        self._error = self._error or _last_error(self, error)
         self.wake()
 
     # -- start and end ------------------------------------------------------------------------------------------------
@@ -301,6 +303,8 @@ class Subscription:
                 raise self._error
             if self._leaving is not None and not self._together and self._position >= self._leaving[0]:
                 self._error = self._leaving[1]
+                if not self._handed_over <= self._views.present():
+                    self._error.details["complete"] = "false"  # a topic was deleted before all of it was sent
                 return self._progress()  # the position comes before the end: the subscriber goes on behind all of it
             caught_up = self._reports.told_behind and not self._owes
             if not self._together and (caught_up or self._reports.is_due(self._position)):
@@ -327,7 +331,7 @@ class Subscription:
             case Emitted():
                 self._emitted()
             case JournalGap():
-                self._error = self._error or _resync(result, self._covered)
+                self._error = self._error or _last_error(self, _resync(result, self._covered))
             case None:
                 pass
 
@@ -420,7 +424,8 @@ class Subscription:
     def _conflate(self, now_micros: int) -> bool:
         """Emits the conflated rows when it is time. Returns whether frames are ready then."""
         conflation = self._conflation
-        if not conflation or (now_micros < conflation.due_at() and self._error is None):
+        ends = self._error is not None or self._leaving is not None
+        if not conflation or (now_micros < conflation.due_at() and not ends):
             return False
         self._emission = emission = conflation.take(position=self._position, now_micros=now_micros)
         return self._emitted() if emission.is_light else False
@@ -465,13 +470,23 @@ class Subscription:
 
 
 def leave(one: Subscription, error: StoreError) -> None:
-    """Ends it with this error once all changes are sent that topics have got here before they went to another cell."""
+    """Ends it with this error once all changes are sent that topics have got here before they went to another cell. Its
+    last frame is its position, with marks: those of now, so it has them also if nothing has come for long."""
 
     def committed(_: object) -> None:
+        if one._reports.marking is not None:
+            one._reports.marking.sample(one._elapsed())
         one._leaving = one._commits.last_sequence, error
+        one._handed_over = one._views.present()
         one.wake()
 
     one._commits.moved().then(committed)
+
+
+def _last_error(of: Subscription, error: StoreError) -> StoreError:
+    """The error to end with. A topic that has left may be deleted here before all of it is sent: its subscriber goes on
+    in the other cell, as far as it has got."""
+    return error if of._leaving is None or of.several else of._leaving[1]
 
 
 def reached(by: Subscription) -> int:

@@ -49,6 +49,12 @@ class TopicViews:
             return topic is self._topic
         return self._matches(topic.name) and self._request.permits(topic)
 
+    def present(self) -> frozenset[int]:
+        """The ids of the topics of the pattern that exist; none for a single topic."""
+        if self._topic is not None:
+            return frozenset()
+        return frozenset([topic.id for topic in list(self._topics.by_id.values()) if self.follows(topic)])
+
     def view(self, topic: Topic) -> tuple[VersionMatcher, Wants] | None:
         """The filter and the wants for a topic; None if the topic does not fit the request."""
         # Two threads may ask at once; both get equal results.

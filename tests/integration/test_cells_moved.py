@@ -14,16 +14,18 @@ import pytest
 from click.testing import CliRunner
 
 from sow.v1 import sow_pb2, sow_pb2_grpc
-from sow_cli import command
+from sow_cli import command, session
 from sow_cli.exits import Refused
 from sow_cli.moving import Moved, Mover
 from sow_cli.placement_text import moved_text
-from sow_cli.session import Session, connect
+from sow_cli.session import Session
 from sow_client import EARLIEST, Client, SowError, Unavailable
 from tests.support.servers.cells import CellServer, MovingCells, placement
 from tests.support.servers.cluster import WAIT_SECONDS
 from tests.support.servers.server import free_port, until
+from tests.support.simulation.clients import Connect, connect
 
+__all__ = ["connect"]  # a fixture
 pytestmark = pytest.mark.one_client
 STEPS: Final = 10
 """Lines that a move tells, and one more."""
@@ -104,7 +106,7 @@ class Ended(Exception):
 
 
 def mover(cells: MovingCells, topics: tuple[str, ...], tell: Callable[[str], None], cell: str = "b") -> Moved:
-    with Mover(Session(cells.home, None, connect), topics, cell, tell) as one:
+    with Mover(Session(cells.home, None, session.connect), topics, cell, tell) as one:
         return one.move()
 
 
@@ -315,8 +317,8 @@ def test_an_abort_deletes_no_copy_that_may_be_the_only_one(accept_loss: bool, tm
             direct.reload_placement(text)
         cells.servers["a"].kill9()
         cells.servers["b"].start()
-        session = Session(cells.addresses["b"][0], None, connect)
-        with cells.direct("b") as direct, Mover(session, (topic,), "b", lambda line: None) as one:
+        at = Session(cells.addresses["b"][0], None, session.connect)
+        with cells.direct("b") as direct, Mover(at, (topic,), "b", lambda line: None) as one:
             if accept_loss:
                 one.abort(accept_loss=True)
                 assert direct.get(topic, "1") is not None
@@ -329,7 +331,7 @@ def test_an_abort_deletes_no_copy_that_may_be_the_only_one(accept_loss: bool, tm
                 assert copy.records == 1
         if not accept_loss:
             cells.servers["a"].start()
-            with Mover(session, (topic,), "b", lambda line: None) as one:
+            with Mover(at, (topic,), "b", lambda line: None) as one:
                 with pytest.raises(Refused, match="has begun"):
                     one.abort(accept_loss=False)
             move(cells, topic, "--to", "b")
@@ -419,7 +421,7 @@ def test_a_topic_moves_from_two_replicas_to_two_others(tmp_path: Path) -> None:
             clients[name].create_topic("orders", key=["/id"])
             clients[name].publish("orders", {"id": name})
         told: list[str] = []
-        with Mover(Session(addresses["a"][0], None, connect), ("orders",), "b", told.append) as one:
+        with Mover(Session(addresses["a"][0], None, session.connect), ("orders",), "b", told.append) as one:
             assert one.move().kept == ()
         for name in ("b-1", "b-2"):
             found = clients[name].placement("orders")
@@ -428,3 +430,16 @@ def test_a_topic_moves_from_two_replicas_to_two_others(tmp_path: Path) -> None:
             assert found.topic_cell == "b"
         clients["b-2"].publish("orders", {"id": 3})
         assert [link.origin for name in clients for link in clients[name].replication_status().outgoing] == ["file"] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_quiet_subscription_goes_along(connect: Connect, cells: MovingCells, joined: bool) -> None:
+    """C12. Story: it got nothing while the links were there, so its bookmark meant nothing in the new cell."""
+    topic = made(cells)
+    with connect(cells.home) as client:
+        client.publish(topic, {"id": 0})
+        with client.subscribe(topic_pattern=topic) if joined else client.subscribe(topic) as changes:
+            move(cells, topic, "--to", "b", "--links-before", "1ms")
+            client.publish(topic, {"id": 1})
+            assert next(change.key for change in changes if change.key != "0") == "1"

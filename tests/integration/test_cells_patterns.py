@@ -256,6 +256,32 @@ def test_a_call_ends_with_a_frame_where_its_topics_leave(cells: TwoCells, topics
         assert [key for frame in frames for key in frame.changes.records.key] == ["2"]
         assert frames[-1].topics_left.placement_version == cells.version
         assert call.code() is grpc.StatusCode.OK
+
+
+@pytest.mark.slow
+def test_no_change_is_lost_when_two_topics_swap_their_cells(connect: Connect, cells: TwoCells) -> None:
+    """C21: both cells still owe changes, and each shows the topic that has come meanwhile."""
+    topics = cells.topic("a"), cells.topic("b")
+    with connect(cells.home) as client:
+        for topic in topics:
+            client.create_topic(topic)
+        changes = client.subscribe(topic_pattern=pattern(*topics), batch_size=1)
+        for number in range(50):
+            for topic in topics:
+                client.publish(topic, {"n": number}, key="1")
+        cells.place((topics[0], "b"), (topics[1], "a"))
+        for topic in topics:
+            client.publish(topic, {"n": 50}, key="1")
+        seen: dict[str, list[int]] = {topic: [] for topic in topics}
+        for _ in range(600):
+            if (change := changes.next(0.05)) is not None and change.record is not None:
+                seen[change.topic].append(change.record.data["n"])
+            if all(set(found) == set(range(51)) and found[-1] == 50 for found in seen.values()):
+                break
+        for found in seen.values():
+            assert set(found) == set(range(51))
+            assert found[-1] == 50
+        changes.close()
     cells.place()
 
 

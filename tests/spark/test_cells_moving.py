@@ -259,13 +259,14 @@ def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: M
                     publisher.publish({"id": count})
                     count += 1
                     until(lambda: len(seen) == count or not query.isActive, 60, "the query")  # noqa: B023 - in this turn
-                    mover = threading.Thread(target=move)
+                    mover = threading.Thread(target=move, daemon=True)
                     mover.start()
                     while not ended.is_set():
                         publisher.publish({"id": count})
                         count += 1
                         ended.wait(0.005)
-                    mover.join()
+                    mover.join(60)
+                    assert not mover.is_alive()
                 publisher.flush()
             until(lambda: len(seen) == count or not query.isActive, 60, "all")
             assert query.exception() is None, str(query.exception())

@@ -214,9 +214,11 @@ class AioParts:
         """Parts that an older one has overtaken go back, as that one has ended now."""
         with self.guard:
             back = self._core.newer(than)
-            again = [subscription for subscription, part, _ in self.running if part in back]
-        for subscription in again:
-            await subscription.call_again()
+            again = [(subscription, part) for subscription, part, _ in self.running if part in back]
+        for subscription, part in again:
+            await self._look_at(part)
+            if part.is_to_end:
+                await subscription.call_again()
 
     async def check(self, subscription: AsyncSubscription, part: PartCore) -> None:
         """A call of a part has begun: its cell had the placement of before."""
@@ -237,12 +239,15 @@ class AioParts:
     async def look_at_each(self) -> None:
         """Asks each cell for its placement, if it answers."""
         for _, part, _ in list(self.running):
-            if self.found is not None and (place := self.found.get(part.cell)) is not None:
-                with suppress(SowError):
-                    way = self._calls.way_to(place)
-                    version = await self._calls.version(way)
-                    if not part.knows(version):
-                        part.saw(version, await self._position(way))
+            await self._look_at(part)
+
+    async def _look_at(self, part: PartCore) -> None:
+        if self.found is not None and (place := self.found.get(part.cell)) is not None:
+            with suppress(SowError):
+                way = self._calls.way_to(place)
+                version = await self._calls.version(way)
+                if not part.knows(version):
+                    part.saw(version, await self._position(way))
 
     async def _position(self, way: Way[AsyncTransport]) -> str | None:
         """That of a cell now."""
@@ -305,6 +310,8 @@ async def _carry(parts: AioParts, subscription: AsyncSubscription, part: PartCor
                     await parts.changed.wait()
             if not await subscription._advance():
                 return
+            if part.is_to_end:
+                await subscription.call_again()
             with parts.guard:
                 parts.changed.notify_all()
     except AioFault as error:  # whoever reads the subscription gets it

@@ -215,9 +215,11 @@ class Parts:
         """Parts that an older one has overtaken go back, as that one has ended now."""
         with self.guard:
             back = self._core.newer(than)
-            again = [subscription for subscription, part, _ in self.running if part in back]
-        for subscription in again:
-            subscription.call_again()
+            again = [(subscription, part) for subscription, part, _ in self.running if part in back]
+        for subscription, part in again:
+            self._look_at(part)
+            if part.is_to_end:
+                subscription.call_again()
 
     def check(self, subscription: Subscription, part: PartCore) -> None:
         """A call of a part has begun: its cell had the placement of before."""
@@ -238,12 +240,15 @@ class Parts:
     def look_at_each(self) -> None:
         """Asks each cell for its placement, if it answers."""
         for _, part, _ in list(self.running):
-            if self.found is not None and (place := self.found.get(part.cell)) is not None:
-                with suppress(SowError):
-                    way = self._calls.way_to(place)
-                    version = self._calls.version(way)
-                    if not part.knows(version):
-                        part.saw(version, self._position(way))
+            self._look_at(part)
+
+    def _look_at(self, part: PartCore) -> None:
+        if self.found is not None and (place := self.found.get(part.cell)) is not None:
+            with suppress(SowError):
+                way = self._calls.way_to(place)
+                version = self._calls.version(way)
+                if not part.knows(version):
+                    part.saw(version, self._position(way))
 
     def _position(self, way: Way[Transport]) -> str | None:
         """That of a cell now."""
@@ -306,6 +311,8 @@ def _carry(parts: Parts, subscription: Subscription, part: PartCore) -> None:
                     parts.changed.wait()
             if not subscription._advance():
                 return
+            if part.is_to_end:
+                subscription.call_again()
             with parts.guard:
                 parts.changed.notify_all()
     except Fault as error:  # whoever reads the subscription gets it

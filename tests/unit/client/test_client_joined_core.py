@@ -135,16 +135,26 @@ class World:
         else:
             if frame is not None:
                 part.feed(frame)
+            self.end_one_that_goes_back(part)
 
     def call(self, part: PartCore, cell: Cell) -> None:
         request = part.request(now=0.0)
         if part.placed(cell.version, request):
             for back in self.core.newer(part):
-                if self.cells[back.cell].call is not None:
-                    self.cells[back.cell].call = None
-                    back.ended(CUT, now=0.0, jitter=0.5)
+                self.look_at(back)
         cell.leaves_at, cell.seen = None, set(cell.topics)
         cell.call = cell.frames(request)
+
+    def look_at(self, part: PartCore) -> None:
+        cell = self.cells[part.cell]
+        if not part.knows(cell.version):
+            part.saw(cell.version, cell.journal.bookmark(cell.journal.last))
+        self.end_one_that_goes_back(part)
+
+    def end_one_that_goes_back(self, part: PartCore) -> None:
+        if part.is_to_end and self.cells[part.cell].call is not None:
+            self.cells[part.cell].call = None
+            part.ended(CUT, now=0.0, jitter=0.5)
 
     def cut(self) -> None:
         """A call breaks. After another placement that would end the subscription."""
@@ -328,3 +338,62 @@ def test_a_placement_that_comes_with_the_begin_of_a_call_is_told() -> None:
     assert not part.began(2)
     with pytest.raises(ResyncRequired, match="it has another placement"):
         part.placed(2, part.request(now=0.0))
+
+
+def test_a_placement_that_comes_with_the_first_topic_of_a_cell_takes_nothing_away() -> None:
+    """Story: a topic moved to a cell that had none of the pattern, in the moment in which it was asked again."""
+    journal = Journal()
+    part = part_at(1, journal)
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    part.placed(1, part.request(now=0.0))
+    part.feed(journal.progress(0))
+    assert part.is_new
+    assert part.began(2)
+    left = {"complete": "false", "placement_version": "2"}
+    part.ended(Unavailable("left", reason="ACCESS_CHANGED", details=left), now=0.0, jitter=0.5)
+    with pytest.raises(ResyncRequired, match="it has another placement"):
+        part.placed(2, part.request(now=0.0))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_two_topics_that_swap_their_cells_lose_nothing(cut: bool) -> None:
+    """C21. Story: b was late with the topic that has come to a, so a was to go back. But a still owed changes of the
+    topic that has gone to b, and to end its call would have passed them over."""
+    world = World(random.Random(1), sow=False)
+    core, (a, b) = world.core, (world.cells["a"], world.cells["b"])
+    assert core.parts is not None
+    for cell in (b, a, b):
+        part = core.parts[cell.name]
+        at = cell.journal.last
+        cell.journal.commit(put("k", cell.name, topic="swapped"))
+        if not part.stood:
+            part.placed(1, part.request(now=0.0))
+            part.feed(cell.journal.progress(0))
+        part.feed(next(cell.journal.changes(at, at + 1)))
+        world.take()
+        world.take()
+    assert [value for _, value in world.told] == ['"b"', '"a"', '"b"']
+    b.version, (of_a, of_b) = 2, (core.parts["a"], core.parts["b"])
+    of_b.ended(b.moved(), now=0.0, jitter=0.5)
+    assert of_b.placed(2, of_b.request(now=0.0))
+    assert core.newer(of_b) == [of_a]
+    assert not of_a.knows(2)
+    a.journal.commit(put("k", "last", topic="a"))
+    of_a.saw(2, a.journal.bookmark(2))
+    ends = [of_a.is_to_end]
+    if cut:
+        assert ends == [False]
+        of_a.ended(CUT, now=0.0, jitter=0.5)
+        with pytest.raises(ResyncRequired, match="it has another placement"):
+            of_a.placed(2, of_a.request(now=0.0))
+    else:
+        of_a.feed(next(a.journal.changes(1, 2)))
+        ends.append(of_a.is_to_end)  # it is not handed out
+        world.take()
+        world.take()
+        of_a.feed(a.journal.progress(2))
+        assert [*ends, of_a.is_to_end] == [False, False, True]
+        of_a.ended(CUT, now=0.0, jitter=0.5)
+        request = of_a.request(now=0.0)
+        of_a.placed(2, request)
+        assert request.bookmark == a.journal.bookmark(0), "before its first change of the topic that has come"

@@ -15,6 +15,7 @@ from sow_server.filters.parser import parse as parse_filter
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions.frames import Progress, SnapshotEnd
 from sow_server.subscriptions.request import Start, StartKind
+from sow_server.subscriptions.subscription import leave
 from tests.support.stores.replicas import greet, instance, pair, seed, ship, tell
 from tests.support.stores.stores import MINUTE, SECOND, FakeTime, Rig
 from tests.support.stores.subscribers import Follower, Subscribers, refused
@@ -492,3 +493,57 @@ def test_the_longest_bookmark_is_within_the_bound() -> None:
     text = long.text + Marks(2**63 - 1, (long,) * PARTS_MAX).text + ";h=" + ",".join([long.text] * HELD_MAX)
     assert len(text) <= CHARACTERS_MAX
     assert parse(text).held == (long,) * HELD_MAX
+
+
+# -- a topic that goes to another cell: C4, C12 ------------------------------------------------------------------------
+
+ELSEWHERE = StoreError(Reason.TOPIC_ELSEWHERE, "t lives in the cell b")
+
+
+def test_a_quiet_subscriber_is_told_where_it_goes_on_as_its_topic_leaves(pair: tuple[Rig, Rig]) -> None:
+    """C12. Story: it got nothing while the links were there, so its bookmark meant nothing in the other cell."""
+    a, b = pair
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", progress=MINUTE, conflation=MINUTE)
+    follower.pump()
+    ship(a, b)
+    b.put("t", "1")
+    b.time.tick(SAMPLE_MICROS)
+    leave(follower.subscription, ELSEWHERE)
+    assert follower.news() == [("put", "1", b"x")], "also in the middle of an interval"
+    last = follower.frames[-1]
+    assert isinstance(last, Progress)
+    assert last.sequence == b.store.commits.last_sequence
+    assert last.marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
+    assert follower.error is ELSEWHERE
+
+
+def test_a_slow_subscriber_goes_on_elsewhere_although_the_copy_here_is_deleted(pair: tuple[Rig, Rig]) -> None:
+    """C12: its bookmark says whether that loses anything."""
+    a, b = pair
+    at_b = Subscribers(b, queue_bytes_max=1)
+    follower = at_b.subscribe("t")
+    follower.pump()
+    b.put("t", "1")
+    ship(b, a)
+    leave(follower.subscription, ELSEWHERE)
+    at_b.settle()
+    b.delete_topic("t")
+    follower.news()
+    assert follower.error is ELSEWHERE
+
+
+def test_a_slow_subscriber_to_a_pattern_is_told_that_a_copy_was_deleted_before_its_end(pair: tuple[Rig, Rig]) -> None:
+    """C4: what it had not got of the topic is missing."""
+    _, b = pair
+    b.create_topic("u")
+    error = StoreError(Reason.ACCESS_CHANGED, "topics have left", details={"complete": "true"})
+    at_b = Subscribers(b)
+    follower = at_b.subscribe(pattern=".*")
+    follower.pump()
+    leave(follower.subscription, error)
+    at_b.settle()
+    b.delete_topic("t")
+    follower.news()
+    assert follower.error is not None
+    assert follower.error.details["complete"] == "false"
