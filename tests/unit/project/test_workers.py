@@ -60,11 +60,11 @@ def test_a_test_that_hangs_is_named_and_the_others_run(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n")
     (tmp_path / "conftest.py").write_text(
         "from tests.support.servers.workers import HangingTests\n"
-        "def pytest_configure(config):\n    config.pluginmanager.register(HangingTests(1, 0))\n"
+        "def pytest_configure(config):\n    config.pluginmanager.register(HangingTests(4, 0))\n"
     )
     (tmp_path / "test_it.py").write_text(
         "import threading, pytest\n"
-        "@pytest.mark.long\ndef test_long():\n    threading.Event().wait(1.5)\n"
+        "@pytest.mark.long\ndef test_long():\n    threading.Event().wait(4.5)\n"
         "def test_before(): pass\n"
         "def test_hangs():\n    threading.Event().wait()\n"
         "def test_after(): pass\n"
