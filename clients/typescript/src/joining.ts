@@ -363,8 +363,8 @@ export class Parts<T, P = unknown> {
   /** That of a cell now. */
   async #position(place: P): Promise<string | null> {
     const open = (asked: SubscribeRequest, withinMs: number) => this.#calls.open(place, asked, withinMs);
-    const { connectTimeoutMs } = this.#options;
-    const probe = new Subscription(this.#core.probe(), open, { connectTimeoutMs, retryForMs: 0, onInterruption: undefined, elsewhere: false });
+    const options = { ...this.#options, retryForMs: 0, onInterruption: undefined, elsewhere: false };
+    const probe = new Subscription(this.#core.probe(), open, options);
     try {
       return (await probe.opened()).bookmark;
     } finally {

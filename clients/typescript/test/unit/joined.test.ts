@@ -460,15 +460,19 @@ function endless(asked: Map<string, number>, cancelled: string[] = []) {
   };
 }
 
-async function joinedOf(cells: ReadonlyMap<string, Cell>, open: (cell: Cell) => Promise<Frames<SubscribeResponse>>) {
+async function joinedOf(
+  cells: ReadonlyMap<string, Cell>,
+  open: (cell: Cell) => Promise<Frames<SubscribeResponse>>,
+  lookMs?: number,
+) {
   const request = create(SubscribeRequestSchema, { topicPattern: ".*" });
   const core = new JoinedCore(request, undefined, OPTIONS);
   const parts = new Parts(core, {
-    places: async () => ({ home: "a", all: cells }),
+    places: async () => ({ home: "a", all: new Map(cells) }),
     version: async ({ version }) => version,
     open,
     isOfMany: () => false,
-  }, OPTIONS);
+  }, OPTIONS, lookMs);
   return await new JoinedSubscription(core, parts).opened();
 }
 
@@ -522,4 +526,74 @@ test("a part that cannot go on ends all others, and the program is told behind w
   assert.ok(told.includes("a"), "it was at hand");
   assert.deepEqual([...new Set(cancelled)].sort(), ["a", "b"]);
   assert.equal((await changes.next()).done, true);
+});
+
+/** A call that gives what is pushed, until it is cancelled. */
+class Quiet {
+  readonly #frames: SubscribeResponse[] = [];
+  #wake: (() => void) | undefined;
+  #isOver = false;
+
+  push(...frames: SubscribeResponse[]): void {
+    this.#frames.push(...frames);
+    this.#wake?.();
+  }
+
+  get frames(): Frames<SubscribeResponse> {
+    return {
+      line: new Line("x", undefined as never),
+      next: async () => {
+        while (this.#frames.length === 0 && !this.#isOver) {
+          await new Promise<void>((resolve) => {
+            this.#wake = resolve;
+          });
+        }
+        if (this.#isOver) {
+          throw cut("the subscription");
+        }
+        return { done: false, value: this.#frames.shift()! };
+      },
+      cancel: () => this.end(),
+    };
+  }
+
+  end(): void {
+    this.#isOver = true;
+    this.#wake?.();
+  }
+}
+
+test("cells are looked at: one that comes joins, one that leaves ends, and another placement is known (joining [2])", { timeout: 10_000 }, async () => {
+  const cells = new Map([["a", new Cell("a", ["a"])]]);
+  const calls = new Map<string, Quiet[]>();
+  const position = new Map([["a", 3], ["b", 1]]);
+  const open = async (cell: Cell) => {
+    const call = new Quiet();
+    call.push(progress(cell.bookmark(position.get(cell.name)!)));
+    calls.set(cell.name, [...(calls.get(cell.name) ?? []), call]);
+    return call.frames;
+  };
+  const changes = await joinedOf(cells, open, 1);
+  const reading = changes.next(); // a part joins while somebody reads
+  const until = async (holds: () => boolean) => {
+    while (!holds()) {
+      await new Promise(setImmediate);
+    }
+  };
+  assert.deepEqual(changes.bookmark, { a: "aaaa.3;p=1" });
+  position.set("a", 5);
+  cells.get("a")!.version = 2n;
+  await until(() => calls.get("a")!.length > 1); // which asks for the position that the cell has by now
+  assert.deepEqual(changes.bookmark, { a: "aaaa.3;p=1" }, "changes of topics that have left may be to come");
+  calls.get("a")![0]!.push(progress("aaaa.6"));
+  await until(() => JSON.stringify(changes.bookmark) === '{"a":"aaaa.6;p=2"}');
+
+  cells.set("b", new Cell("b", ["b"]));
+  await until(() => changes.cells.size === 2 && calls.get("b") !== undefined);
+  await until(() => JSON.stringify(changes.bookmark) === '{"a":"aaaa.6;p=2","b":"bbbb.1;p=1"}');
+  cells.delete("b");
+  calls.get("b")![0]!.end();
+  await until(() => changes.cells.size === 1);
+  changes.close();
+  assert.equal((await reading).done, true);
 });
