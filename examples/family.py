@@ -13,11 +13,10 @@ publishes flights to the topics `flights.00` to `flights.63`, asks for one of th
 from __future__ import annotations
 
 import sys
-import threading
-from typing import Final, Self
+from typing import Final
 
 from examples.flights import KEY_FIELDS, read_flights
-from sow_client import Client, Key, Record, Subscription, View, share_of
+from sow_client import Change, Client, Key, Record, View, share_of
 
 SHARES: Final = 64
 FLIGHTS: Final = 20_000
@@ -46,35 +45,14 @@ class Family:
 
 
 class Live:
-    """The records of a family, kept up to date: a view of each cell, as a key is in one cell alone."""
+    """The records of a family, kept up to date by one subscription over all cells."""
 
     def __init__(self, family: Family) -> None:
-        cells = {
-            name: cell
-            for name, cell in family.client.cells().items()
-            if any(topic.name in family.topics for topic in cell.topics())  # else there is nothing to follow
-        }
-        self.views = {name: View() for name in cells}
-        self._streams = {
-            name: cell.sow_and_subscribe(topic_pattern=family.pattern, oof=True) for name, cell in cells.items()
-        }
-        self._threads = [
-            threading.Thread(target=self._follow, args=[self.views[name], changes], daemon=True)
-            for name, changes in self._streams.items()
-        ]
+        self.views = {topic: View() for topic in family.topics}  # each by itself, as a "resync" may be about one topic
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for changes in self._streams.values():
-            changes.close()
-
-    @staticmethod
-    def _follow(view: View, changes: Subscription) -> None:
-        for change in changes:
+    def apply(self, change: Change) -> None:
+        """Takes in the next message."""
+        for view in [self.views[change.topic]] if change.topic else self.views.values():
             view.apply(change)
 
     def __len__(self) -> int:
@@ -97,10 +75,13 @@ def main(server: str = "127.0.0.1:7450", flights: int = FLIGHTS) -> None:
         key = ("UA", 1545, "EWR")
         found = family.get(key)
         print(f"{family.of(key)} has {found.key if found else 'nothing'}")
-        with Live(family) as live:
-            while not all(view.complete for view in live.views.values()):
-                threading.Event().wait(0.01)
-            print(f"{len(live):,} flights are followed, {family.count('/dep_delay > 60'):,} of them are an hour late")
+        live = Live(family)
+        with client.sow_and_subscribe(topic_pattern=family.pattern, oof=True) as changes:
+            for change in changes:
+                live.apply(change)
+                if change.op == "snapshot_end":
+                    break  # a real program goes on
+        print(f"{len(live):,} flights are followed, {family.count('/dep_delay > 60'):,} of them are an hour late")
 
 
 if __name__ == "__main__":

@@ -218,14 +218,20 @@ def test_a_stream_that_knows_no_position_in_the_new_cell_says_so(moving: MovingC
 
 
 @pytest.mark.long
-def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: MovingCells, tmp_path: Path) -> None:
-    """given a query, and a publisher that is not paused / when the topic moves to the other cell and back / then the
-    query has every record, without an end, and goes on from its checkpoint"""
+@pytest.mark.parametrize("others", [(), ("a", "b")])
+def test_a_query_goes_along_while_its_topic_moves(
+    spark: SparkSession, moving: MovingCells, tmp_path: Path, others: Sequence[str]
+) -> None:
+    """given a query of a topic, or of several, and a publisher that is not paused / when the topic moves to the other
+    cell and back / then the query has every record, without an end, and goes on from its checkpoint"""
     topic = moving.topic("a")
+    topics = [topic, *map(moving.topic, others)]
     seen: set[int] = set()
-    options = {"server": moving.home, "topic": topic, "startingFrom": "earliest"}
+    named = {"topics": ",".join(topics)} if others else {"topic": topic}
+    options = {"server": moving.home, "startingFrom": "earliest", **named}
     with Client(moving.home) as client:
-        client.create_topic(topic, key=["/id"])
+        for name in topics:
+            client.create_topic(name, key=["/id"])
         streamed = spark.readStream.format("sow").schema("id LONG").options(**options).load()
 
         def started() -> StreamingQuery:
@@ -236,7 +242,10 @@ def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: M
         def progress() -> Offset:
             last = query.lastProgress
             found: Offset | None = None if last is None else json.loads(last.json)["sources"][0]["endOffset"]
-            return found or Offset(epoch="")
+            for at in (found or Offset()).get("cells", {}).values():
+                if topic in at["topics"]:
+                    return at
+            return found if found and "epoch" in found else Offset(epoch="", sequence=0)
 
         query, count = started(), 0
         try:
@@ -247,7 +256,7 @@ def test_a_query_goes_along_while_its_topic_moves(spark: SparkSession, moving: M
                     def tell(line: str) -> None:
                         if "is ready to take" in line:  # a batch may take longer than any `links_before`
                             heads = heads_of(moving)
-                            until(lambda: not query.isActive or is_known(progress(), heads), 60, "marks")
+                            until(lambda: not query.isActive or is_known(progress(), heads, topic), 60, "marks")
 
                     def move(cell: str = cell, ended: threading.Event = ended) -> None:
                         try:
@@ -371,6 +380,44 @@ def test_a_stream_of_several_topics_goes_along_when_one_moves(moving: MovingCell
         stream.publish(stream.moves, count + 5)
         assert stream.all() == {(stream.moves, count + 5)}, "each change once again"
         count += 10
+
+
+@pytest.mark.slow
+def test_the_only_topic_of_a_query_takes_it_to_another_cell(moving: MovingCells) -> None:
+    """given a query whose only topic moves / when it runs again until the present end / then it has all changes since,
+    none of before, and the next run goes on; when the topic is deleted / then that is told"""
+    topic = moving.topic("a")
+    with Client(moving.home) as client:
+        client.create_topic(topic, key=["/id"])
+        client.publish(topic, {"id": 0})
+        stream = Stream(moving, topicPattern=topic, retryFor="20s")
+        assert stream.next() == [(topic, 0)]
+
+        def linked() -> None:
+            heads = heads_of(moving)
+
+            def known() -> bool:
+                client.publish(topic, {"id": 1})
+                assert stream.next() == [(topic, 1)]
+                return is_known(stream.at["cells"]["a"], heads, topic)
+
+            until(known, 20, "marks")
+
+        moved(moving, [topic], "b", linked)
+        client.publish(topic, {"id": -1})
+        stream.restart()
+        stream.reader.prepareForTriggerAvailableNow()
+        assert stream.next() == [], "it comes into the other cell"
+        found = stream.next()
+        assert (topic, -1) in found
+        assert (topic, 0) not in found
+        client.publish(topic, {"id": -2})
+        assert stream.next() == []
+        stream.restart()
+        assert stream.next() == [(topic, -2)]
+        client.delete_topic(topic)
+        with pytest.raises(SowSourceError, match=f"DATA_LOST: changes of topic {topic} .*the topic was deleted"):
+            stream.next()
 
 
 @pytest.mark.slow
