@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from sow.v1 import admin_pb2, admin_pb2_grpc
-from sow_server.cells import Answer, Cells, Problem
+from sow_server.cells import Answer, Cells, Problem, Trouble
 from sow_server.config import PlacementConfig
 from sow_server.dialling import credentials_of, open_channel
 from sow_server.engine.values.errors import StoreError
@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 WATCH_SECONDS: Final = 10
 AGAIN_SECONDS: Final = 0.2
 """The first pause while a cell is in trouble; each further one is twice as long, up to `WATCH_SECONDS`."""
+PASSES_SECONDS: Final = 1.0
+"""Another version of the placement is looked at again so soon: the switch of a move is over by then."""
 ANSWER_SECONDS: Final = 3.0
 PREPARED_SECONDS: Final = 0.05
 """While a placement is prepared, the cells that its topics leave are asked so often: until they have answered, no cell
@@ -88,10 +90,12 @@ class CellWatch:
         problems = self._cells.problems
         if not problems or problems.keys() - before.keys():
             self._pause = AGAIN_SECONDS
+        pauses = [PASSES_SECONDS] if Trouble.DIFFERS in [kind for _, kind in self._cells.suspected.values()] else []
         if problems and self._pause < WATCH_SECONDS:
-            loop, look = asyncio.get_running_loop(), self._cells.look_soon
-            self._again = loop.call_later(self._pause, look)
+            pauses.append(self._pause)
             self._pause *= 2
+        if pauses:
+            self._again = asyncio.get_running_loop().call_later(min(pauses), self._cells.look_soon)
 
     async def await_prepared(self, links: Sources) -> None:
         """Takes each placement that is prepared into use, as soon as it may be (rule C16). Never ends."""

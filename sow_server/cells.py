@@ -106,6 +106,16 @@ class Strays:
         return self._counts[cell]
 
 
+def _may_pass(kind: Trouble, places: Places, cell: str, answers: Mapping[str, Answer | str]) -> bool:
+    """True for trouble that each move of a topic makes for a moment: an old copy, or another version of the placement
+    where a cell has one at all."""
+    if kind is not Trouble.DIFFERS:
+        return kind is Trouble.STRAYS
+    version, known = places.placement.version, ("", places.digest)
+    told = [answer for answer in answers.values() if not isinstance(answer, str)]
+    return all(one.cell == cell and (one.digest in known or one.version != version) for one in told)
+
+
 def trouble_of(places: Places, cell: str, answers: Mapping[str, Answer | str]) -> tuple[Trouble, str] | None:
     """The trouble with a cell, and a sentence about it; None: there is none. `answers`: by address; a text is the fault
     of an address without an answer."""
@@ -182,6 +192,8 @@ class Cells:
             self.has_prepared.set()
         self.problems: dict[str, Problem] = {}
         """Those that last, by cell."""
+        self.suspected: dict[str, tuple[int, Trouble]] = {}
+        """Those that may pass, by cell, with their begin: told if the next look sees trouble with the cell, too."""
         self._readers = readers
         self._calls = calls
         self._store = store
@@ -205,20 +217,27 @@ class Cells:
         """Takes in what the addresses of a cell have answered (rule C7)."""
         before = self.problems.get(cell)
         found = trouble_of(self.places, cell, answers)
+        suspected = self.suspected.pop(cell, None)
         if found is None:
             if self.problems.pop(cell, None) is not None:
                 log.info("cell_is_well", cell=cell)
             return
         kind, message = found
+        if before is None and suspected is None and _may_pass(kind, self.places, cell, answers):
+            self.suspected[cell] = now_micros, kind
+            return
         if before is None or before.kind is not kind:
             log.warning("cell_in_trouble", cell=cell, trouble=kind.name, cause=message)
-        since = now_micros if before is None or before.kind is not kind else before.since_micros
+            since = now_micros if suspected is None else suspected[0]
+        else:
+            since = before.since_micros
         self.problems[cell] = Problem(cell, kind, since, message)
 
     def forget_others(self) -> None:
         """Forgets the problems of cells that the placement no longer has."""
-        for cell in self.problems.keys() - self.places.placement.cells.keys():
-            del self.problems[cell]
+        for cell in (self.problems.keys() | self.suspected.keys()) - self.places.placement.cells.keys():
+            self.problems.pop(cell, None)
+            self.suspected.pop(cell, None)
 
     async def reload(self, text: str = "") -> Reloaded:
         """Reads the placement file again, or writes a text there first ([1], [2], [3]). Raises StoreError."""

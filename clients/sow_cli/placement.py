@@ -13,7 +13,7 @@ from sow_cli import arguments, display
 from sow_cli.exits import NOT_REACHABLE, SERVER_SAID_NO, Refused, is_unanswered
 from sow_cli.output import Fact, Output, moment, note, output_option
 from sow_cli.session import Session
-from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, SowError
+from sow_client import CellProblem, Client, InvalidArgument, Placement, PlacementReloaded, Policy, SowError
 from sow_client._cells import is_address
 
 T = TypeVar("T")
@@ -126,7 +126,8 @@ def reload(context: click.Context, output: Output, everywhere: bool) -> None:
     the file has a fault, or another content without a higher version. Streams on topics that have gone end.
 
     Servers that have another placement then are named. With --all each server that the placement of this one names
-    reads its own file, the servers of this cell first: so ask the cell that topics leave. The exit code is 1 if one of
+    reads its own file, the servers of this cell first: so ask the cell that topics leave. Servers with other policies
+    are named: a cell that is new has none. The exit code is 1 if one of
     them refuses or has another placement then, and 3 if one only does not answer.
 
     \b
@@ -139,6 +140,7 @@ def reload(context: click.Context, output: Output, everywhere: bool) -> None:
         done = client.reload_placement()
         found = client.placement()
         used = client.describe_instance().address if everywhere else ""
+        policies = _policies(client) if everywhere else None
     if not everywhere:
         output.one(
             [
@@ -156,6 +158,8 @@ def reload(context: click.Context, output: Output, everywhere: bool) -> None:
     read += _at_each(session, here, Client.reload_placement)
     read += _at_each(session, others, Client.reload_placement)
     output.many([_reloaded(one, done) for one in read], names=_RELOADED, nothing="")
+    if policies is not None:
+        _tell_policies(session, policies, [one for one in read if not isinstance(one.answer, SowError)])
     answers = [one.answer for one in read]
     if any(isinstance(answer, PlacementReloaded) and answer.digest != done.digest for answer in answers):
         context.exit(SERVER_SAID_NO)
@@ -205,6 +209,25 @@ def _tell_others(session: Session, found: Placement) -> None:
     if others:
         note("only one server has read its file: " + "; ".join(map(display.safe, others)))
         note(f"to reload them all: {session.command} cells reload --all")
+
+
+def _policies(client: Client) -> list[Policy] | None:
+    """The policies of one server; None: the caller may not list them."""
+    try:
+        return client.here.policies()
+    except SowError:
+        return None
+
+
+def _tell_policies(session: Session, wanted: Sequence[Policy], answered: Sequence[_Answer[PlacementReloaded]]) -> None:
+    """Tells which servers have other policies (rule C19): one whose cell is new has none."""
+    from sow_cli.policies import policies_that_differ  # the other commands need it not
+
+    for one in _at_each(session, [(one.cell, one.server) for one in answered], _policies):
+        if isinstance(one.answer, list) and (names := policies_that_differ(wanted, one.answer)):
+            shown = ", ".join(map(display.safe, names))
+            note(f"{one.cell} at {one.server} has other policies than this server, or lacks them: {shown}")
+            note("a policy counts in a cell that has it: set each again, which reaches all cells (sow policy set)")
 
 
 def _difference(answer: Placement | PlacementReloaded | SowError, wanted: Placement | PlacementReloaded) -> str:

@@ -7,7 +7,8 @@ replaces all settings of the group: a setting that is not given is no longer set
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Unpack, cast, get_args
 
 import click
@@ -127,6 +128,14 @@ def delete_policy(session: Session, output: Output, name: str, operator: bool) -
     with session.client() as client:
         client.delete_policy(name, operator=operator)
     output.one([Fact("name", name, display.safe(name), label="deleted"), _kind(operator)])
+
+
+def policies_that_differ(some: Iterable[Policy], others: Iterable[Policy]) -> list[str]:
+    """The names of policies that two servers do not have in the same form, or that one of them lacks."""
+    ones, twos = ({(one.name, one.operator): replace(one, matches=0) for one in found} for found in (some, others))
+    return sorted(
+        {name for name, operator in ones.keys() | twos.keys() if ones.get(key := (name, operator)) != twos.get(key)}
+    )
 
 
 def _facts(one: Policy) -> list[Fact]:

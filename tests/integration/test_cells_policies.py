@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sow_cli import command
 from sow_client import Client, SowError
 from tests.support.oracles.access import GUARDED, grant, identity, write_access
 from tests.support.servers.cells import CellServer, TwoCells, placement
@@ -54,6 +56,31 @@ def test_a_policy_holds_for_the_topics_of_all_cells(connect: Connect, tmp_path: 
             client.delete_policy("cap")
         client.delete_policy("first")  # the cell a alone has it
         assert client.policies() == []
+
+
+@pytest.mark.slow
+def test_a_reload_of_all_names_the_servers_with_other_policies(tmp_path: Path) -> None:
+    """Story: a cell was added later, and had none of the limits."""
+    with TwoCells(tmp_path) as cells, Client(cells.home) as client, cells.direct("b") as of_b:
+        client.set_policy("cap", ".*", topics={"max_ttl": "20s"})
+        client.set_policy("cap", ".*", topics={"max_ttl": "1h"}, operator=True)
+        client.set_policy("idle", ".*", durables={"idle_ttl": "1h"})
+
+        def told() -> list[str]:
+            done = CliRunner().invoke(command.sow, ["--server", cells.home, "cells", "reload", "--all"])
+            assert done.exit_code == 0, done.output
+            return done.stderr.splitlines()
+
+        assert told() == []
+        here = of_b.here
+        here.delete_policy("idle")
+        here.set_policy("cap", ".*", topics={"max_ttl": "30s"})
+        first, advice = told()
+        assert first == f"b at {cells.addresses['b'][0]} has other policies than this server, or lacks them: cap, idle"
+        assert "sow policy set" in advice
+        client.set_policy("cap", ".*", topics={"max_ttl": "20s"})
+        client.set_policy("idle", ".*", durables={"idle_ttl": "1h"})
+        assert told() == []
 
 
 def test_each_cell_reads_its_access_file_again(connect: Connect, tmp_path: Path) -> None:

@@ -291,6 +291,52 @@ def test_a_cell_in_trouble_is_looked_at_soon_and_then_ever_more_rarely(
     asyncio.run(all_looks())
 
 
+def test_trouble_that_a_move_makes_for_a_moment_is_told_if_the_next_look_sees_trouble_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: each move logged `cell_in_trouble`, and `cell_is_well` a second later."""
+    found = places(tmp_path, placement(3))
+    cells = Cells(found, ThreadPoolExecutor(1), NoCalls(), NoStore(), PreparedFile(tmp_path, found.file))
+    well = Answer("b", 3, found.digest)
+    older, strays = well._replace(version=2, digest="x"), well._replace(strays=1)
+    now, answers, pauses = [0], {"a": Answer("a", 3, found.digest)}, list[float]()
+
+    async def ask(self: CellWatch, address: str) -> Answer | str:
+        return answers["b" if address == NOBODY else "a"]
+
+    def later(self: object, seconds: float, look: Callable[[], None]) -> Mock:
+        pauses.append(seconds)
+        return Mock()
+
+    monkeypatch.setattr(CellWatch, "_ask", ask)
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", later)
+    watch = CellWatch(PlacementConfig("a", found.file), cells, lambda: now[0])
+
+    async def look(answer: Answer) -> list[tuple[Trouble, int]]:
+        """The troubles that are told after the look, each with its begin."""
+        answers["b"] = answer
+        now[0] += 1
+        pauses.clear()
+        await watch.look()
+        return [(problem.kind, problem.since_micros) for problem in cells.problems.values()]
+
+    async def all_looks() -> None:
+        assert (await look(older), pauses) == ([], [1.0])
+        assert (await look(well), pauses) == ([], [])
+        assert (await look(strays), pauses) == ([], []), "the next look comes in 10 s"
+        assert await look(strays) == [(Trouble.STRAYS, 3)]
+        assert await look(older) == [(Trouble.DIFFERS, 5)], "there is trouble already"
+        assert await look(well) == []
+        assert await look(older) == []
+        assert await look(strays) == [(Trouble.STRAYS, 7)], "trouble that changes its kind is not put off again"
+        for number, answer in enumerate((older._replace(version=3), Answer("", 0, ""), well._replace(cell="c"))):
+            assert await look(well) == []
+            assert await look(answer) == [(Trouble.DIFFERS, 10 + 2 * number)], "no move makes this"
+        await watch.close()
+
+    asyncio.run(all_looks())
+
+
 def test_a_placement_is_kept_before_it_is_in_force(tmp_path: Path) -> None:
     """Else a server that is killed in between comes back, and starts with the file from before (rule C25)."""
     found = places(tmp_path, placement(1))
