@@ -14,9 +14,10 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sow_server import __version__
+from sow_server.patient_stream import say
 
 if TYPE_CHECKING:
     from sow_server.config import Cell, Config
@@ -134,7 +135,7 @@ def _check(given: argparse.Namespace, found: Mapping[str, Config], every: Mappin
         return _trouble(str(error))
     source = given.config or "default configuration"
     for warning in doubtful:
-        sys.stderr.write(f"sow-server: warning: {source}: {warning}\n")
+        say(f"sow-server: warning: {source}: {warning}\n")
     lines = "".join(f"{name}: {summary(settings)}\n" for name, settings in found.items() if name)
     return _said(f"{lines}{source}: ok\n", EXIT_OK)
 
@@ -205,7 +206,7 @@ def _said(text: str, code: int) -> int:
 
 
 def _trouble(message: str) -> int:
-    sys.stderr.write(f"sow-server: {message}\n")
+    say(f"sow-server: {message}\n")
     return EXIT_TROUBLE
 
 
@@ -231,6 +232,11 @@ class _Parser(argparse.ArgumentParser):
                 text = f"{table} {' '.join(names)}"
                 parts.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent="    "))
         return "\n".join(parts) + "\n"
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse's, without a wait for the reader."""
+        say(f"{self.format_usage()}{self.prog}: error: {message}\n")
+        sys.exit(EXIT_TROUBLE)
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

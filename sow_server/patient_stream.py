@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -123,6 +124,16 @@ class PatientStream:
         while self._waiting and (left := end - time.monotonic()) > 0:
             ready.poll(left * 1000)
             self._drain(ready)
+
+
+def say(text: str) -> None:
+    """Writes whole lines to standard error before the process ends, unless nobody reads them ([3])."""
+    try:
+        sys.stderr.fileno()
+    except (OSError, ValueError):  # a stream in memory
+        sys.stderr.write(text)
+    else:
+        PatientStream(sys.stderr, lambda _: None).write(text)
 
 
 def _unblocked(descriptor: int) -> int:

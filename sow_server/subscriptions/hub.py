@@ -57,9 +57,12 @@ class Hub:
         self._options = options or HubOptions()
         self.dispatcher: Final = Dispatcher(reads, writes, schedule, ticks)
         self._common = Common(
-            reads, writes, elapsed, self.dispatcher, self._options.queue_bytes_max, closed=self._closed
+            reads, writes, elapsed, self.dispatcher, self._options.queue_bytes_max, self._moved, self._closed
         )
         self._subscriptions: dict[Subscription, None] = {}
+        self._schedule = schedule
+        self._leaving: list[Callable[[], None]] | None = None
+        """Those that leave in this turn of the loop; None: there are none."""
         self._stopping = False
         self.resyncs_total = 0
         writes.commits.follow(self.dispatcher.committed)
@@ -141,6 +144,19 @@ class Hub:
         self._stopping = True
         for subscription in list(self._subscriptions):
             subscription.stop()
+
+    def _moved(self, then: Callable[[], None]) -> None:
+        """As `Common.moved`. A new placement may end a thousand subscriptions at once: they share one step of the
+        writer, as each is a commit."""
+        if self._leaving is None:
+            leaving: list[Callable[[], None]] = []
+            self._schedule(self._all_leave)
+            self._commits.moved().then(lambda _: [one() for one in leaving])
+            self._leaving = leaving
+        self._leaving.append(then)
+
+    def _all_leave(self) -> None:
+        self._leaving = None
 
     def _closed(self, subscription: Subscription) -> None:
         error = subscription.error

@@ -88,6 +88,8 @@ class Common:
     """Microseconds of a clock that nobody sets."""
     dispatcher: Dispatcher
     queue_bytes_max: int
+    moved: Callable[[Callable[[], None]], None]
+    """Calls a function once no request for a topic that lives elsewhere is under way. Raises StoreError."""
     closed: Callable[[Subscription], None]
     """Called once for each that is over."""
 
@@ -113,6 +115,7 @@ class Subscription:
         self._elapsed = elapsed
         self._dispatcher = common.dispatcher
         self._queue_bytes_max = common.queue_bytes_max
+        self._moved = common.moved
         self._closed = common.closed
         self._reports = ProgressReports(request.progress_micros, marking, clock=reads.clock, elapsed=elapsed)
         views = TopicViews(request, reads, topic=topic, matches=matches, elsewhere=self._reports.elsewhere)
@@ -473,14 +476,14 @@ def leave(one: Subscription, error: StoreError) -> None:
     """Ends it with this error once all changes are sent that topics have got here before they went to another cell. Its
     last frame is its position, with marks: those of now, so it has them also if nothing has come for long."""
 
-    def committed(_: object) -> None:
+    def committed() -> None:
         if one._reports.marking is not None:
             one._reports.marking.sample(one._elapsed())
         one._leaving = one._commits.last_sequence, error
         one._handed_over = one._views.present()
         one.wake()
 
-    one._commits.moved().then(committed)
+    one._moved(committed)
 
 
 def _last_error(of: Subscription, error: StoreError) -> StoreError:

@@ -18,6 +18,30 @@ TOPICS = 200
 PIPE_BYTES = 4096
 
 
+PATHS = (str(ROOT), str(ROOT / "proto"), str(ROOT / "replication"), *PYTHONPATH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [["--config", "missing.toml"], ["--cells", "x"]])
+def test_a_server_that_refuses_to_start_ends_although_nobody_reads_its_message(arguments: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    assert os.write(writes, b"x" * PIPE_BYTES) == PIPE_BYTES
+    os.set_blocking(writes, True)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sow_server", *arguments],
+        stderr=writes,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)},
+    ) as server:
+        try:
+            assert server.wait(60) == 2
+        finally:
+            server.kill()
+            os.close(reads)
+            os.close(writes)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("arguments", [[], ["--cells", "2"]])
 def test_a_log_that_nobody_reads_holds_no_call_up(tmp_path: Path, arguments: list[str]) -> None:
@@ -29,12 +53,11 @@ def test_a_log_that_nobody_reads_holds_no_call_up(tmp_path: Path, arguments: lis
     )
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    paths = (str(ROOT), str(ROOT / "proto"), str(ROOT / "replication"), *PYTHONPATH)
     with subprocess.Popen(
         [sys.executable, "-m", "sow_server", "--config", str(config), "--data-dir", str(tmp_path / "data"), *arguments],
         stdout=writes,
         stderr=writes,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(PATHS)},
     ) as server:
         try:
             os.close(writes)

@@ -547,3 +547,18 @@ def test_a_slow_subscriber_to_a_pattern_is_told_that_a_copy_was_deleted_before_i
     follower.news()
     assert follower.error is not None
     assert follower.error.details["complete"] == "false"
+
+
+def test_subscribers_that_leave_together_and_later_ones_are_all_told(pair: tuple[Rig, Rig]) -> None:
+    """C4. Story: each of a thousand took a commit of its own, while no cell took the topic."""
+    _, b = pair
+    at_b = Subscribers(b)
+    followers = [at_b.subscribe("t") for _ in range(3)]
+    for follower in followers[:2]:
+        leave(follower.subscription, ELSEWHERE)
+    at_b.settle()
+    leave(followers[2].subscription, ELSEWHERE)
+    at_b.settle()
+    for follower in followers:
+        follower.pump()
+        assert follower.error is ELSEWHERE
