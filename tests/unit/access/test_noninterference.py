@@ -362,7 +362,7 @@ REQUESTS: Final[dict[str, list[Request]]] = {
         lambda world: {"topic": "orders", "bookmark": f"{world.bookmark(3)};h=0123456789ab.7", "oof": True},
         lambda world: {"topic": "orders", "start_time_micros": world.rig.time.wall_micros - 3 * SECOND},
         plain(topic_pattern=".*", sow=True),
-        plain(topic_pattern="else.*", sow=True),
+        plain(topic_pattern="else.*", sow=True, tell_left=True),
         orders(durable={"name": "d"}, earliest=True, changes=True),
         orders(durable={"name": "d", "force": True}, earliest=True),
         orders(durable={"name": "e", "settings": SETTINGS_OF_DURABLES}, filter="/price > 100", earliest=True),
