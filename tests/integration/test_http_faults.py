@@ -99,7 +99,7 @@ def test_a_snapshot_larger_than_the_log_comes_whole_to_a_slow_client(server: Ser
             if line.startswith(b"data: {}"):
                 break
             seen += [int(found) for found in re.findall(rb'"n":(\d+)', line[:200])]
-    assert seen == list(range(RECORDS))
+    assert seen == list(range(RECORDS)), line[:1000]
 
 
 def test_a_connection_without_a_whole_head_ends_and_others_are_answered(door: RunningDoor) -> None:
