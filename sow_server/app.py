@@ -367,6 +367,7 @@ def _cells(
     cells.lacks = arriving(store.topics, links, places.cell)
     cells.applies = applying(store.loads.registry, places)
     watch = CellWatch(config.placement, cells, store.reads.clock.now_micros)
+    cells.unanswered = watch.unanswered
     running.push_async_callback(watch.close)
     waiting = loop.create_task(watch.await_prepared(links))
     running.callback(waiting.cancel)

@@ -36,6 +36,7 @@ ANSWER_BYTES_MAX: Final = 64 * 2**10
 """Without a credential, an answer has three short fields."""
 MESSAGE_CHARACTERS_MAX: Final = 400
 """Messages of gRPC begin with all that failed, and have the cause at their end."""
+_NO_CERTIFICATE: Final = "; if it asks for certificates, this server needs `certificate` and `key` in [placement]"
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.enable_retries", 0),
@@ -57,6 +58,7 @@ class CellWatch:
     def __init__(self, config: PlacementConfig, cells: Cells, now_micros: Callable[[], int]) -> None:
         """Raises OSError where a file of the configuration cannot be read."""
         self._credentials = credentials_of(config)
+        self._hint = _NO_CERTIFICATE if config.ca is not None and config.certificate is None else ""
         self._cells = cells
         self._now_micros = now_micros
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -141,6 +143,16 @@ class CellWatch:
         await cells.arrived(prepared)
         return probe
 
+    async def unanswered(self, prepared: Prepared) -> str:
+        """The reason why a server of a cell that the topics leave gives no answer here; "": all do. After the switch
+        they have to, so a topic would be in no cell until they do."""
+        for cell in sorted(set(prepared.leaves.values())):
+            addresses = prepared.placement.cells[cell]
+            for address, answer in zip(addresses, await asyncio.gather(*map(self._ask, addresses)), strict=True):
+                if isinstance(answer, str):
+                    return f"the cell {cell} has to answer at {address}: {answer}"
+        return ""
+
     async def _not_switched(self, prepared: Prepared, *, again: bool = False) -> str:
         """The reason why a cell that the topics leave may take them; "": none does. `again`: they all have answered
         before that they do not, and need not answer once more."""
@@ -180,7 +192,10 @@ class CellWatch:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return Answer("", 0, "")  # an older server
-                return f"{error.code().name}: {(error.details() or '')[:MESSAGE_CHARACTERS_MAX]}"
+                details = error.details() or ""
+                is_cut = error.code() is grpc.StatusCode.UNAVAILABLE and "refused" not in details
+                hint = self._hint if is_cut else ""
+                return f"{error.code().name}: {details[:MESSAGE_CHARACTERS_MAX]}{hint}"
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise

@@ -186,6 +186,8 @@ class Cells:
         """The placement that waits; None: none does."""
         self.waits_for = ""
         """The reason why it waits, for people."""
+        self.unanswered: Callable[[Prepared], Coroutine[Any, Any, str]] | None = None
+        """Tells why a cell that the topics leave gives no answer here: the topics would be in no cell."""
         self.has_prepared: Final = asyncio.Event()
         self._prepared_file = prepared_file
         if prepared is not None:
@@ -355,7 +357,10 @@ class Cells:
             held = prepared.held(places.cell)
             if held and not sources:
                 raise _invalid("prepare.sources", "is needed in the cell that the topics come to")
-            if held and (lacking := self.lacks(0, prepared)):
+            lacking = self.lacks(0, prepared) if held else ""
+            if held and not lacking and self.unanswered is not None:
+                lacking = await self.unanswered(prepared)
+            if lacking:
                 raise StoreError(Reason.BEHIND, f"prepare.sources: {lacking}", field="prepare.sources")
             if not await self._run(lambda: os.access(places.file.resolve().parent, os.W_OK)):
                 raise _not_writable(f"{places.file}: this server may not write in its directory")

@@ -423,20 +423,23 @@ class Mover:
             except SowError as error:
                 if error.reason != "BEHIND":
                     raise
-                self._check_refused(sources, target)
-                return error.message
+                return "; ".join([error.message.removeprefix("prepare.sources: "), *self._faults(sources, target)])
             return ""
 
         self._await([lacks], longest=PREPARE_SECONDS)
         self.tell(f"{target.shown} is ready to take {_named(self.topics)}")
 
-    def _check_refused(self, sources: Sequence[_Instance], target: _Instance) -> None:
-        """Raises Refused if a topic can never arrive."""
+    def _faults(self, sources: Sequence[_Instance], target: _Instance) -> list[str]:
+        """The reasons why links are down that only their senders know, such as a wrong token. Raises Refused if a topic
+        can never arrive."""
+        faults = []
         for source in sources:
             for link in self._links(source, [target]):
+                faults += [f"{source.shown} says: {link.last_error}"] if link.last_error else []
                 for topic in link.topics:
                     if topic.state == "refused" and topic.topic in self.topics:
                         raise Refused(f"{target.shown} refuses {topic.topic} from {source.shown}: {topic.message}")
+        return faults
 
     def _await_even(self, sources: Sequence[_Instance], targets: Sequence[_Instance]) -> None:
         """Returns once a change takes a moment only: what is under way at the switch prolongs the pause."""

@@ -479,6 +479,11 @@ class JoinedCore(SubscriptionCore):
     def _end(self) -> list[Change]:
         return [Change("snapshot_end")] if self._complete.issuperset(self._turns) else []
 
+    @property
+    def has_heard(self) -> bool:
+        """There are interruptions to tell."""
+        return self._tellings != []
+
     def heard(self) -> Iterator[SowError | None]:
         """The interruptions to tell: the error of each, and None once no cell is interrupted any more."""
         while self._tellings:

@@ -181,6 +181,26 @@ def test_an_outage_of_a_cell_is_told_for_its_topics_and_the_others_go_on(
         changes.close()
 
 
+def test_an_outage_is_told_while_the_other_cells_are_silent(
+    connect: Connect, cells: TwoCells, topics: tuple[str, str]
+) -> None:
+    """It was told with the next change of another cell, which may be hours later."""
+    here, there = topics
+
+    def publish(error: SowError | None) -> None:
+        if error is not None:
+            other.publish(here, b"{}", key="told")
+
+    with connect(cells.home, connect_timeout=0.3) as client, Client(cells.home) as other:
+        changes = client.subscribe(topic_pattern=pattern(here, there), start=EARLIEST, on_interruption=publish)
+        assert len(list(islice(changes, 2))) == 2
+        with down(cells):
+            change = changes.next(WAIT_SECONDS)
+            assert change is not None
+            assert told([change]) == [("a", "put", here, "told")]
+        changes.close()
+
+
 def test_a_start_that_does_not_fit_is_refused(connect: Connect, cells: TwoCells, topics: tuple[str, str]) -> None:
     here, there = topics
     with connect(cells.home) as client, cells.direct("b") as b:

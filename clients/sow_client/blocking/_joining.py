@@ -137,16 +137,20 @@ class JoinedSubscription(Subscription):
                 core.pending = core.home.pending
             core.tell()
             return goes_on
-        with parts.guard:
-            parts.changed.notify_all()  # the frame before was handed out
-            while not (is_handed_out := core.next_frame()) and not self._is_ended(parts):
-                left = None if give_up is None else give_up - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                parts.changed.wait(left)
-                if parts.found is not parts.joined:
-                    parts.join(self._home)
-        core.tell()
+        is_handed_out = is_late = False
+        while not is_handed_out and not is_late:
+            with parts.guard:
+                parts.changed.notify_all()  # the frame before was handed out
+                while not (is_handed_out := core.next_frame()) and not self._is_ended(parts) and not core.has_heard:
+                    left = None if give_up is None else give_up - time.monotonic()
+                    if is_late := left is not None and left <= 0:
+                        break
+                    parts.changed.wait(left)
+                    if parts.found is not parts.joined:
+                        parts.join(self._home)
+            core.tell()  # also while no cell has a frame
+            if self._is_ended(parts):
+                break
         self._ended_by(parts)
         return is_handed_out
 
@@ -185,6 +189,9 @@ class Parts:
         self, part: PartCore, request: sow_pb2.SubscribeRequest, *, connect_seconds: float | None = None
     ) -> SubscribeCall:
         is_first = self.found is None
+        if part.interruption is not None:
+            with self.guard:  # whoever waits for a frame tells the program of it
+                self.changed.notify_all()
         if self.found is None:  # of home
             found = self._calls.places()
             (name,) = (cell for cell, place in found.items() if not place.key)

@@ -302,6 +302,21 @@ def test_a_topic_that_has_not_come_is_not_prepared(server: Server) -> None:
     assert server.prepared_file.load() is None
 
 
+def test_a_topic_whose_cell_does_not_answer_here_is_not_prepared(
+    server: Server, answers: dict[str, Answer | str]
+) -> None:
+    """As where [placement] has no certificate for mutual TLS: the switch was made, and the topic was in no cell."""
+    server.cells.unanswered = server.watch.unanswered
+    answers["h:2"] = "UNAVAILABLE: Socket closed"
+    with pytest.raises(StoreError, match="the cell a has to answer at h:2: UNAVAILABLE: Socket closed") as refused:
+        asyncio.run(server.prepare())
+    assert refused.value.reason is Reason.BEHIND
+    assert server.prepared_file.load() is None
+    answers["h:2"] = SWITCHED
+    asyncio.run(server.prepare())
+    assert server.cells.prepared is not None
+
+
 def test_others_hear_of_a_placement_once_what_was_let_in_is_on_disk(tmp_path: Path) -> None:
     settled = asyncio.Event()
     server = Server(tmp_path, settled.wait)
