@@ -15,7 +15,7 @@ from sow_server.filters.parser import parse as parse_filter
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions.frames import Progress, SnapshotEnd
 from sow_server.subscriptions.request import Start, StartKind
-from sow_server.subscriptions.subscription import leave
+from sow_server.subscriptions.subscription import LEAVE_CHECK_MICROS, Wait, leave
 from tests.support.stores.replicas import greet, instance, pair, seed, ship, tell
 from tests.support.stores.stores import MINUTE, SECOND, FakeTime, Rig
 from tests.support.stores.subscribers import Follower, Subscribers, refused
@@ -515,6 +515,20 @@ def test_a_quiet_subscriber_is_told_where_it_goes_on_as_its_topic_leaves(pair: t
     assert isinstance(last, Progress)
     assert last.sequence == b.store.commits.last_sequence
     assert last.marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
+    assert follower.error is ELSEWHERE
+
+
+def test_a_quiet_subscriber_ends_soon_while_other_topics_are_written(pair: tuple[Rig, Rig]) -> None:
+    """C4. Story: their last commit woke nobody, so it stayed for the whole of its own interval of progress."""
+    _, b = pair
+    b.create_topic("u")
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", progress=MINUTE)
+    b.put("u", "1")
+    leave(follower.subscription, ELSEWHERE)
+    at_b.sync()  # and nothing is dispatched yet
+    assert follower.subscription.step() == Wait(b.time.elapsed_micros + LEAVE_CHECK_MICROS)
+    follower.news()
     assert follower.error is ELSEWHERE
 
 
