@@ -483,9 +483,11 @@ def leave(one: Subscription, error: StoreError) -> None:
     last frame is its position, with marks: those of now, so it has them also if nothing has come for long."""
 
     def committed() -> None:
-        if one._reports.marking is not None:
-            one._reports.marking.sample(one._elapsed())
-        one._leaving = one._commits.last_sequence, error
+        marking, commits = one._reports.marking, one._commits
+        last = commits.last_sequence
+        if marking is not None:
+            last = marking.ends_at(lambda: commits.last_sequence, one._elapsed())
+        one._leaving = last, error
         one._handed_over = one._views.present()
         one.wake()
 

@@ -532,6 +532,28 @@ def test_a_quiet_subscriber_ends_soon_while_other_topics_are_written(pair: tuple
     assert follower.error is ELSEWHERE
 
 
+def test_a_slow_subscriber_gets_the_marks_of_the_moment_at_which_its_topic_left(pair: tuple[Rig, Rig]) -> None:
+    """C12. Story: the links were gone when it got to the end, or the last sample was from before some topic came, and
+    then its bookmark meant nothing in the other cell."""
+    a, b = pair
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", progress=MINUTE)
+    ship(a, b)
+    follower.pump()
+    b.time.tick(SAMPLE_MICROS)
+    at_b.subscribe("t", sow=True)  # takes a sample
+    b.create_topic("u")
+    leave(follower.subscription, ELSEWHERE)
+    at_b.settle()
+    greet(a, b)  # the link begins anew
+    b.time.tick(SAMPLE_MICROS)
+    follower.news()
+    last = follower.frames[-1]
+    assert isinstance(last, Progress)
+    assert last.marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
+    assert follower.error is ELSEWHERE
+
+
 def test_a_slow_subscriber_goes_on_elsewhere_although_the_copy_here_is_deleted(pair: tuple[Rig, Rig]) -> None:
     """C12: its bookmark says whether that loses anything."""
     a, b = pair
