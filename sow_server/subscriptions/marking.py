@@ -4,6 +4,8 @@
 [2]  `elsewhere` stays until this instance has everything that the subscriber was told at others. Every bookmark says so
      until then, so that another call goes on likewise. For a subscriber to deltas it stays for good: another instance
      may have told it of an expiry that is still to come here, and then there is nothing to apply a delta to.
+[3]  A subscriber whose topic has left the cell is told the marks of that moment, however late it gets to the end: the
+     links may be gone by then.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Marking:
         self._version = -1
         self._told_at = -MARK_MICROS
         self._told: int | None = None
+        self._last: tuple[int, Marks] | None = None
+        """A position from which on these marks are told ([3])."""
 
     @property
     def elsewhere(self) -> bool:
@@ -83,10 +87,20 @@ class Marking:
         """Notes the present state, for a later position."""
         self._source_marks.sample(elapsed_micros)
 
+    def ends_at(self, last: Callable[[], int], elapsed_micros: int) -> int:
+        """The last position of now, which gets the marks of now ([3])."""
+        self._source_marks.sample(elapsed_micros, at_once=self._source_marks.outdated)
+        position = last()
+        found = self._present(position)
+        self._last = None if found is None else (position, found)
+        return position
+
     def tell(self, position: int, elapsed_micros: int) -> str:
         """The end of the bookmark of a position."""
         self.sample(elapsed_micros)
         found = self._present(position)
+        if self._last is not None and position >= self._last[0]:
+            found = self._last[1]
         if found is not None:
             self._marks = found
             reached = dict(found.sources)

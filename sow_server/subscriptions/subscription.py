@@ -36,6 +36,10 @@ from sow_server.subscriptions.topic_views import TopicViews
 FAILURE_CHECK_MICROS: Final = 200_000
 """How often a subscription that waits for its first durable commit checks whether the writer has failed."""
 
+LEAVE_CHECK_MICROS: Final = 50_000
+"""How often a subscription that is to end looks whether the last commits are durable: those of other topics do not wake
+it."""
+
 TOLD_SHARE: Final = 4
 """A conflating subscriber's versions to compare with take at most one part in so many of its queue (rule S15)."""
 
@@ -469,6 +473,8 @@ class Subscription:
         now, until = self._elapsed(), self._reports.next_micros
         if self._conflation:
             until = min(until, now + self._conflation.due_at() - self._clock.now_micros())
+        if self._leaving is not None:
+            until = min(until, now + LEAVE_CHECK_MICROS)
         return Wait(max(until, now))
 
 
@@ -477,9 +483,11 @@ def leave(one: Subscription, error: StoreError) -> None:
     last frame is its position, with marks: those of now, so it has them also if nothing has come for long."""
 
     def committed() -> None:
-        if one._reports.marking is not None:
-            one._reports.marking.sample(one._elapsed())
-        one._leaving = one._commits.last_sequence, error
+        marking, commits = one._reports.marking, one._commits
+        last = commits.last_sequence
+        if marking is not None:
+            last = marking.ends_at(lambda: commits.last_sequence, one._elapsed())
+        one._leaving = last, error
         one._handed_over = one._views.present()
         one.wake()
 

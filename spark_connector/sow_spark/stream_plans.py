@@ -129,7 +129,8 @@ class Plans:
         self, start: Offset, present: Mapping[str, Topic], end: str | None, max_entries: int, max_bytes: int
     ) -> tuple[str, dict[str, ChangesPlan]]:
         """The end of a micro-batch of all topics, and the range of each. A limit is divided among the
-        topics by what each has, and the first one that reaches its part ends the micro-batch for all."""
+        topics by what each has, and the first one that reaches its part ends the micro-batch for all. It never ends
+        before the position of the others, where a topic that has come is behind them."""
         plans: dict[str, ChangesPlan] = {}
         for name in present:
             plan = plans[name] = self.plan_from(name, start, end)
@@ -148,7 +149,10 @@ class Plans:
                 for name, plan in plans.items()
                 if plan.entries
             ]
-            limit = end = min(limited, key=sequence_of)
+            others = topics_of(start, "").keys() - apart(start)
+            begun = [plan.start for name, plan in plans.items() if name in others]
+            limit = min(limited, key=sequence_of)
+            limit = end = max(limit, min(begun, key=sequence_of, default=limit), key=sequence_of)
             plans = {name: self.plan_from(name, start, limit) for name in present}
         return end, plans
 

@@ -439,6 +439,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pins.hold(topic, offset, start)
             if self._target is not None:
                 self._target = self._present_head()  # what was there at the other cell may lie behind the former one
+            self._idle = None  # it may have changes up to there
             return offset
 
         return self._instance.anywhere(end["epoch"], begun)

@@ -17,8 +17,8 @@ from sow_cli.session import Session, connect
 from sow_client import Client
 from sow_spark.errors import SowSourceError
 from sow_spark.option_parsing import parse_reading
-from sow_spark.read_limits import ReadAllAvailable, ReadMaxRows
-from sow_spark.stream_offsets import Offset, bookmark_of, marked, sources_of
+from sow_spark.read_limits import ReadAllAvailable, ReadLimit, ReadMaxRows
+from sow_spark.stream_offsets import Offset, bookmark_of, marked, sources_of, without
 from sow_spark.stream_reading import ChangesReader
 from tests.spark.cell_streams import CHANGES, Stream
 from tests.support.servers.cells import MovingCells
@@ -325,12 +325,12 @@ class MovingStream(Stream):
         start, self.at = self.at, self.reader.latestOffset(self.at, ReadAllAvailable())
         return start, self.at
 
-    def all(self) -> set[tuple[str, int]]:
+    def all(self, limit: ReadLimit | None = None) -> set[tuple[str, int]]:
         """The rows of the micro-batches up to the end."""
         found: set[tuple[str, int]] = set()
         while True:
             before = self.at
-            found.update(self.next())
+            found.update(self.next(limit))
             if self.at == before:
                 return found
 
@@ -370,7 +370,7 @@ def test_a_stream_of_several_topics_goes_along_when_one_moves(moving: MovingCell
         stream.move(cell, linked)
         stream.publish(stream.moves, count + 4)
         assert len(found) < 6
-        found |= stream.all()
+        found |= stream.all(ReadMaxRows(2))  # the position of the others is not left for its sake
         moves = {(stream.moves, number) for number in range(count, count + 5)}
         assert found >= {*moves, (stream.stays, count), (stream.there, count)}
         assert stream.moves in stream.at["cells"][cell]["topics"]
@@ -380,6 +380,26 @@ def test_a_stream_of_several_topics_goes_along_when_one_moves(moving: MovingCell
         stream.publish(stream.moves, count + 5)
         assert stream.all() == {(stream.moves, count + 5)}, "each change once again"
         count += 10
+
+
+@pytest.mark.slow
+def test_a_topic_that_comes_to_a_cell_without_other_changes_is_read_from_its_position(moving: MovingCells) -> None:
+    """Story: the cell had got changes of the topic while it lived elsewhere, so the query had looked beyond them for
+    its other topics; the topic went on at the very position of these, and began behind its changes"""
+    stays, comes = moving.topic("b"), moving.topic("b")
+    with Client(moving.home) as client:
+        for topic in (stays, comes):
+            client.create_topic(topic, key=["/id"])
+        client.publish(stays, {"id": 0})
+        stream = Stream(moving, topicPattern=f"{stays}|{comes}")
+        assert stream.next() == [(stays, 0)]
+        start = without(stream.at["cells"]["b"], [comes])
+        client.publish(comes, {"id": 1})
+    reader = stream.reader._reader("b")
+    reader._idle = bookmark_of(start), reader.set_target(), {}
+    assert reader.next_end(start, 0, 0) == start
+    begun = reader.come(start, comes, bookmark_of(start))
+    assert stream.read(reader.partitions(begun, reader.next_end(begun, 0, 0))) == [(comes, 1)]
 
 
 @pytest.mark.slow

@@ -59,6 +59,11 @@ class SourceMarks:
         """True if this instance has a source, so that there can be marks."""
         return bool(self._sources.by_name)
 
+    @property
+    def outdated(self) -> bool:
+        """True if no sample tells of the present version yet."""
+        return not self._samples or self._samples[-1].version != self._sources.version
+
     def sample(self, elapsed_micros: int, *, at_once: bool = False) -> None:
         """Takes a sample, unless there was one a moment ago. `at_once`: also then."""
         if (elapsed_micros - self._sampled_at < SAMPLE_MICROS and not at_once) or not self.active:

@@ -15,7 +15,7 @@ from sow_server.filters.parser import parse as parse_filter
 from sow_server.filters.restriction import Restriction
 from sow_server.subscriptions.frames import Progress, SnapshotEnd
 from sow_server.subscriptions.request import Start, StartKind
-from sow_server.subscriptions.subscription import leave
+from sow_server.subscriptions.subscription import LEAVE_CHECK_MICROS, Wait, leave
 from tests.support.stores.replicas import greet, instance, pair, seed, ship, tell
 from tests.support.stores.stores import MINUTE, SECOND, FakeTime, Rig
 from tests.support.stores.subscribers import Follower, Subscribers, refused
@@ -514,6 +514,42 @@ def test_a_quiet_subscriber_is_told_where_it_goes_on_as_its_topic_leaves(pair: t
     last = follower.frames[-1]
     assert isinstance(last, Progress)
     assert last.sequence == b.store.commits.last_sequence
+    assert last.marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
+    assert follower.error is ELSEWHERE
+
+
+def test_a_quiet_subscriber_ends_soon_while_other_topics_are_written(pair: tuple[Rig, Rig]) -> None:
+    """C4. Story: their last commit woke nobody, so it stayed for the whole of its own interval of progress."""
+    _, b = pair
+    b.create_topic("u")
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", progress=MINUTE)
+    b.put("u", "1")
+    leave(follower.subscription, ELSEWHERE)
+    at_b.sync()  # and nothing is dispatched yet
+    assert follower.subscription.step() == Wait(b.time.elapsed_micros + LEAVE_CHECK_MICROS)
+    follower.news()
+    assert follower.error is ELSEWHERE
+
+
+def test_a_slow_subscriber_gets_the_marks_of_the_moment_at_which_its_topic_left(pair: tuple[Rig, Rig]) -> None:
+    """C12. Story: the links were gone when it got to the end, or the last sample was from before some topic came, and
+    then its bookmark meant nothing in the other cell."""
+    a, b = pair
+    at_b = Subscribers(b)
+    follower = at_b.subscribe("t", progress=MINUTE)
+    ship(a, b)
+    follower.pump()
+    b.time.tick(SAMPLE_MICROS)
+    at_b.subscribe("t", sow=True)  # takes a sample
+    b.create_topic("u")
+    leave(follower.subscription, ELSEWHERE)
+    at_b.settle()
+    greet(a, b)  # the link begins anew
+    b.time.tick(SAMPLE_MICROS)
+    follower.news()
+    last = follower.frames[-1]
+    assert isinstance(last, Progress)
     assert last.marks.endswith(f";{a.store.instance.bookmark(a.store.commits.last_sequence)}")
     assert follower.error is ELSEWHERE
 
