@@ -228,7 +228,7 @@ export class Parts<T, P = unknown> {
       throw gone(part.cell);
     }
     if (part.cell !== "" && part.placed(await this.#calls.version(place), request)) {
-      this.#goBack(part);
+      await this.#goBack(part);
     }
     request.tellLeft = part.cell !== "";
     const call = await this.#calls.open(place, request, withinMs);
@@ -246,8 +246,13 @@ export class Parts<T, P = unknown> {
   }
 
   /** Parts that an older one has overtaken go back, as that one has ended now. */
-  #goBack(than: PartCore<T>): void {
-    this.#core.newer(than).forEach((part) => this.#running.get(part)?.callAgain());
+  async #goBack(than: PartCore<T>): Promise<void> {
+    for (const part of this.#core.newer(than)) {
+      await this.#lookAt(part);
+      if (part.isToEnd) {
+        this.#running.get(part)?.callAgain();
+      }
+    }
   }
 
   /** Each cell that has come gets a part. Without a placement there is that of home, which is carried on by its reader. */
@@ -282,23 +287,26 @@ export class Parts<T, P = unknown> {
           await this.changed.wait();
         }
         await part.step();
+        if (core.isToEnd) {
+          part.callAgain();
+        }
         this.changed.notify();
       }
     } catch (error) {
-      this.#ended(core, error);
+      await this.#ended(core, error).catch((failure: unknown) => this.#fail(failure));
     }
   }
 
   /** A part cannot go on. */
-  #ended(core: PartCore<T>, error: unknown): void {
+  async #ended(core: PartCore<T>, error: unknown): Promise<void> {
     this.#running.delete(core);
-    if (core.isOver) {
-      this.#goBack(core);
-      this.#core.drop(core);
-    } else {
+    if (!core.isOver) {
       this.#fail(error);
+      return;
     }
+    this.#core.drop(core);
     this.changed.notify();
+    await this.#goBack(core);
   }
 
   /** Ends all parts. Frames that are at hand are handed out before the program is told why. */

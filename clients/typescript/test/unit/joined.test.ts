@@ -194,22 +194,33 @@ class World {
     }
     try {
       part.feed(value);
+      this.endOneThatGoesBack(part);
     } catch (error) {
       cell.call = undefined;
       part.ended(error as SowError, NOW);
     }
   }
 
+  lookAt(part: PartCore): void {
+    const cell = this.cells.get(part.cell)!;
+    if (!part.knows(cell.version)) {
+      part.saw(cell.version, cell.bookmark(cell.journal.length));
+    }
+    this.endOneThatGoesBack(part);
+  }
+
+  endOneThatGoesBack(part: PartCore): void {
+    const cell = this.cells.get(part.cell)!;
+    if (part.isToEnd && cell.call !== undefined) {
+      cell.call = undefined;
+      part.ended(CUT, NOW);
+    }
+  }
+
   call(part: PartCore, cell: Cell): void {
     const request = part.request(0);
     if (part.placed(cell.version, request)) {
-      for (const back of this.core.newer(part)) {
-        const other = this.cells.get(back.cell)!;
-        if (other.call !== undefined) {
-          other.call = undefined;
-          back.ended(CUT, NOW);
-        }
-      }
+      this.core.newer(part).forEach((back) => this.lookAt(back));
     }
     cell.leavesAt = undefined;
     cell.seen = new Set(cell.topics);
@@ -396,6 +407,62 @@ test("a call that goes on knows a placement once it is behind its begin, and one
   part.ended(NOTHING, NOW);
   assert.ok(!part.began(2n));
   assert.throws(() => part.placed(2n, part.request(0)), ResyncRequired);
+});
+
+test("a placement that comes with the first topic of a cell takes nothing away", () => {
+  const part = partAt(1n);
+  part.ended(NOTHING, NOW);
+  part.placed(1n, part.request(0));
+  part.feed(progress("aaaa.0"));
+  assert.ok(part.isNew);
+  assert.ok(part.began(2n));
+  const details = { complete: "false", placement_version: "2" };
+  part.ended(new Unavailable("left", { reason: "ACCESS_CHANGED", details }), NOW);
+  assert.throws(() => part.placed(2n, part.request(0)), ResyncRequired);
+});
+
+test("two topics that swap their cells lose nothing: a call that owes changes is not ended to go back ([5])", () => {
+  for (const isCut of [false, true]) {
+    const world = new World(1, false);
+    const [a, b] = ["a", "b"].map((name) => world.cells.get(name)!) as [Cell, Cell];
+    const [ofA, ofB] = [partOf(world.core, "a"), partOf(world.core, "b")];
+    const takeAll = () => [world.take(), world.take()];
+    for (const [cell, part] of [[b, ofB], [a, ofA], [b, ofB]] as const) {
+      if (!part.stood) {
+        part.placed(1n, part.request(0));
+        part.feed(progress(cell.bookmark(0)));
+      }
+      cell.publish("swapped", String(world.told.length));
+      part.feed(cell.changes(cell.journal.at(-1)!));
+      takeAll();
+    }
+    assert.deepEqual(world.told, ["swapped 0", "swapped 1", "swapped 2"]);
+    const ended = (version: bigint) => {
+      const details = { complete: "true", placement_version: String(version) };
+      return new Unavailable("left", { reason: "ACCESS_CHANGED", details });
+    };
+    ofB.ended(ended(2n), NOW);
+    assert.ok(ofB.placed(2n, ofB.request(0)));
+    assert.deepEqual(world.core.newer(ofB), [ofA]);
+    assert.ok(!ofA.knows(2n));
+    a.publish("a", "3");
+    ofA.saw(2n, a.bookmark(2));
+    assert.ok(!ofA.isToEnd, "it is behind the placement");
+    if (isCut) {
+      ofA.ended(CUT, NOW);
+      assert.throws(() => ofA.placed(2n, ofA.request(0)), ResyncRequired);
+      continue;
+    }
+    ofA.feed(a.changes(a.journal[1]!));
+    assert.ok(!ofA.isToEnd, "its change was not handed out");
+    takeAll();
+    ofA.feed(progress(a.bookmark(2)));
+    assert.ok(ofA.isToEnd);
+    ofA.ended(CUT, NOW);
+    const request = ofA.request(0);
+    ofA.placed(2n, request);
+    assert.deepEqual(request.start, { case: "bookmark", value: a.bookmark(0) }, "before its first change of the topic");
+  }
 });
 
 test("a cell that leaves the placement is dropped with its topics, and its outage ends ([4])", () => {
