@@ -222,7 +222,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
 
   /** A cell that is down keeps no other one waiting, if nothing is missed until it is there. */
   protected override get lasts(): boolean {
-    return this.stood || (this.cell !== "" && (this.asked.sow || this.asked.start.case !== undefined));
+    const { sow, start } = this.asked;
+    return this.stood || this.empty !== undefined || (this.cell !== "" && (sow || start.case !== undefined));
   }
 
   protected override tell(interruption: SowError | null): void {
@@ -293,17 +294,17 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
   }
 
   /**
-   * The error with the name of the cell. A cell that refuses is waited for as one that does not answer, where the others go
-   * on meanwhile.
+   * The error with the name of the cell. A cell that refuses is waited for as one that is not reached, where the others go on
+   * meanwhile. One that accepts calls and says nothing is not reached either.
    */
   #named(error: SowError): SowError {
     const { cell } = this;
     const named = "cell" in error.details ? error : errorLike(error, `the cell ${cell}: ${error.text}`, { cell });
-    if (!this.lasts || !(named instanceof AllRefused)) {
+    if (named.reason !== "DEADLINE_EXCEEDED" && !(this.lasts && named instanceof AllRefused)) {
       return named;
     }
-    const { reason, details, retryAfterMs, cause } = named;
-    return new Unavailable(named.text, { reason, details, retryAfterMs, cause });
+    const { details, retryAfterMs, cause } = named;
+    return new Unavailable(named.text, { reason: "UNREACHABLE", details, retryAfterMs, cause });
   }
 }
 

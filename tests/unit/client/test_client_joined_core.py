@@ -12,7 +12,7 @@ from operator import length_hint
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Change, NotFound, ResyncRequired, SowError, Unavailable
+from sow_client import Change, DeadlineExceeded, NotFound, ResyncRequired, SowError, Unavailable
 from sow_client._joined_core import JoinedCore, PartCore
 from sow_client._statuses import AllRefused
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
@@ -270,6 +270,29 @@ def test_a_cell_that_refuses_is_waited_for_if_nothing_is_missed_meanwhile(waits:
     else:
         with pytest.raises(Unavailable, match="the cell b: cannot connect"):
             part.ended(refused, now=0.0, jitter=0.5)
+
+
+def test_a_cell_without_a_topic_is_waited_for_as_the_others_are() -> None:
+    """Story: a cell without a topic of the pattern was restarted, and the subscription to all others ended. So it did
+    where a cell accepted calls and said nothing."""
+    request = sow_pb2.SubscribeRequest(topic_pattern=".*")
+    core = JoinedCore(request, None, retry_for=60.0, connect_timeout=5.0)
+    core.begin("a", request)
+    core.found(["a", "b"])
+    assert core.parts is not None
+    part = core.parts["b"]
+    part.request(now=0.0)
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    silent = DeadlineExceeded("no answer in time", reason="DEADLINE_EXCEEDED")
+    refused = AllRefused("cannot connect to b:1", reason="UNREACHABLE")
+    for now, error in ((10.0, silent), (20.0, CUT), (30.0, refused)):
+        part.request(now=now - 10.0)
+        assert part.ended(error, now=now, jitter=0.5) > 0
+        assert part.interruption is not None
+    part.request(now=30.0)
+    part.ended(NOTHING, now=30.0, jitter=0.5)
+    told = [(type(one), one.message, one.reason) if one else None for one in core.heard()]
+    assert told == [(Unavailable, "the cell b: no answer in time", "UNREACHABLE"), None], "told once"
 
 
 def part_at(version: int, journal: Journal) -> PartCore:

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { AllRefused, cut, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
+import { AllRefused, cut, DeadlineExceeded, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
 import {
   ChangeOp,
   type SubscribeRequest,
@@ -362,6 +362,29 @@ test("a cell that refuses is waited for if nothing is missed meanwhile", () => {
     assert.deepEqual(heard.map((error) => error?.text), ["the cell b: cannot connect to b:1"], "told once");
     assert.equal(core.cells.get("b"), part.interruption);
   }
+});
+
+test("a cell without a topic is waited for as the others are, and so is one that accepts calls and says nothing", () => {
+  const heard: (SowError | null)[] = [];
+  const options = { ...OPTIONS, onInterruption: (error: SowError | null) => heard.push(error) };
+  const core = new JoinedCore(create(SubscribeRequestSchema, { topicPattern: ".*" }), undefined, options);
+  core.begin("a", create(SubscribeRequestSchema, { topicPattern: ".*" }));
+  core.found(["a", "b"]);
+  const part = partOf(core, "b");
+  part.request(0);
+  part.ended(NOTHING, NOW);
+  const silent = new DeadlineExceeded("no answer in time", { reason: "DEADLINE_EXCEEDED" });
+  const refused = new AllRefused("cannot connect to b:1", { reason: "UNREACHABLE" });
+  for (const [nowMs, error] of [[10_000, silent], [15_000, CUT], [20_000, refused]] as const) {
+    part.request(nowMs - 5_000);
+    assert.ok(part.ended(error, { nowMs, jitter: 0.5 }) > 0);
+  }
+  assert.deepEqual(heard.map((error) => error?.text), ["the cell b: no answer in time"], "told once");
+  assert.deepEqual([heard[0]!.reason, heard[0] instanceof Unavailable], ["UNREACHABLE", true]);
+  part.request(30_000);
+  part.ended(NOTHING, { nowMs: 30_000, jitter: 0.5 });
+  assert.equal(heard.at(-1), null);
+  assert.equal(core.cells.get("b"), null);
 });
 
 /** A part of the cell a whose call has begun with a placement, after 5. */
