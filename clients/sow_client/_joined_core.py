@@ -257,8 +257,8 @@ class PartCore(SubscriptionCore):
         self._heard_of = max(self._heard_of, int(placed) if placed.isdecimal() else 0)
         if self._standing:
             self._left_at = self._heard_of if placed and error.details.get("complete") == "true" else 0
-        if self._goes_back:
-            return 0.0
+        if self._goes_back and self._standing:
+            return 0.0  # that call is over; one that fails before it stands is as any other
         if error.reason == NOTHING:
             self._left_at = _ANY  # it has no topic that could have left
             self._backoff.reset()

@@ -272,8 +272,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
     if (this.standing) {
       this.#leftAt = placed !== undefined && details["complete"] === "true" ? this.#heardOf : 0n;
     }
-    if (this.#goesBack) {
-      return 0;
+    if (this.#goesBack && this.standing) {
+      return 0; // that call is over; one that fails before it stands is as any other
     }
     if (reason === NOTHING) {
       this.#leftAt = ANY; // it has no topic that could have left

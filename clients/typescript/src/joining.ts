@@ -330,7 +330,7 @@ export class Parts<T, P = unknown> {
   async #keepLooking(): Promise<void> {
     try {
       for (;;) {
-        await pause(this.#lookMs, undefined, { signal: this.#closing.signal }).catch(() => undefined);
+        await pause(this.#lookMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => undefined);
         if (this.#isOver) {
           return;
         }
@@ -389,12 +389,12 @@ export class Parts<T, P = unknown> {
   }
 }
 
-/** undefined: the call has failed. */
+/** undefined: the call has failed. Throws where the client is closed. */
 async function unlessRefused<Value>(call: Promise<Value>): Promise<Value | undefined> {
   try {
     return await call;
   } catch (error) {
-    if (error instanceof SowError) {
+    if (error instanceof SowError && error.reason !== "CLOSED") {
       return undefined;
     }
     throw error;

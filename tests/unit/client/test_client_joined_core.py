@@ -13,7 +13,7 @@ import pytest
 
 from sow.v1 import sow_pb2
 from sow_client import Change, DeadlineExceeded, NotFound, ResyncRequired, SowError, Unavailable
-from sow_client._joined_core import JoinedCore, PartCore
+from sow_client._joined_core import JoinedCore, PartCore, gone
 from sow_client._statuses import AllRefused
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
 
@@ -376,6 +376,20 @@ def test_a_placement_that_comes_with_the_first_topic_of_a_cell_takes_nothing_awa
     part.ended(Unavailable("left", reason="ACCESS_CHANGED", details=left), now=0.0, jitter=0.5)
     with pytest.raises(ResyncRequired, match="it has another placement"):
         part.placed(2, part.request(now=0.0))
+
+
+def test_a_part_that_goes_back_waits_for_its_cell_and_ends_as_any_other() -> None:
+    """It called again without a pause and without an end, whatever the cell answered, and nobody was told."""
+    part = part_at(1, Journal())
+    part.go_back()
+    assert part.ended(CUT, now=0.0, jitter=0.5) == 0.0
+    part.request(now=0.0)
+    assert part.ended(CUT, now=0.0, jitter=0.5) > 0
+    assert part.interruption is not None
+    part.request(now=0.0)
+    with pytest.raises(SowError, match="has left the placement"):
+        part.ended(gone("a"), now=0.0, jitter=0.5)
+    assert part.is_over
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { AllRefused, cut, DeadlineExceeded, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
+import { AllRefused, closed, cut, DeadlineExceeded, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
 import {
   ChangeOp,
   type SubscribeRequest,
@@ -11,7 +11,7 @@ import {
   type SubscribeResponse,
   SubscribeResponseSchema,
 } from "../../src/gen/sow/v1/sow_pb.js";
-import { JoinedCore, type PartCore } from "../../src/joined.js";
+import { gone, JoinedCore, type PartCore } from "../../src/joined.js";
 import { JoinedSubscription, Parts } from "../../src/joining.js";
 import type { Change } from "../../src/records.js";
 import type { Bookmarks } from "../../src/requests.js";
@@ -488,6 +488,19 @@ test("two topics that swap their cells lose nothing: a call that owes changes is
   }
 });
 
+test("a part that goes back waits for its cell, and ends as any other ([5])", () => {
+  const part = partAt(1n);
+  part.goBack();
+  assert.equal(part.ended(CUT, NOW), 0);
+  part.request(0);
+  assert.ok(part.ended(CUT, NOW) > 0, "its cell is down");
+  assert.equal(part.interruption!.reason, "UNREACHABLE");
+  part.request(0);
+  assert.throws(() => part.ended(new NotFound("no", { reason: "UNAUTHENTICATED" }), NOW));
+  assert.throws(() => part.ended(gone("a"), NOW));
+  assert.ok(part.isOver);
+});
+
 test("a cell that leaves the placement is dropped with its topics, and its outage ends ([4])", () => {
   const request = create(SubscribeRequestSchema, { topicPattern: ".*", sow: true });
   const heard: (SowError | null)[] = [];
@@ -554,11 +567,15 @@ async function joinedOf(
   cells: ReadonlyMap<string, Cell>,
   open: (cell: Cell) => Promise<Frames<SubscribeResponse>>,
   lookMs?: number,
+  asked: () => void = () => undefined,
 ) {
   const request = create(SubscribeRequestSchema, { topicPattern: ".*" });
   const core = new JoinedCore(request, undefined, OPTIONS);
   const parts = new Parts(core, {
-    places: async () => ({ home: "a", all: new Map(cells) }),
+    places: async () => {
+      asked();
+      return { home: "a", all: new Map(cells) };
+    },
     version: async ({ version }) => version,
     open,
     isOfMany: () => false,
@@ -586,6 +603,27 @@ test("a program that reads slowly holds up every cell: one frame of each is at h
   assert.deepEqual(told.filter((cell) => cell === "a").length, 20, "they take turns");
   changes.close();
   assert.equal((await changes.next()).done, true);
+});
+
+test("a client that is closed ends a subscription that nobody reads, and its looks at the cells", { timeout: 10_000 }, async () => {
+  const cells = new Map(["a", "b"].map((name) => [name, new Cell(name, [name])]));
+  const cancelled: string[] = [];
+  let isClosed = false;
+  const changes = await joinedOf(cells, endless(new Map(), cancelled), 1, () => {
+    if (isClosed) {
+      throw closed("client");
+    }
+  });
+  isClosed = true;
+  while (cancelled.length < 2) {
+    await new Promise(setImmediate);
+  }
+  const rest = async () => {
+    for await (const change of changes) {
+      assert.ok(["a", "b"].includes(change.cell!), "it was at hand");
+    }
+  };
+  await assert.rejects(rest, { reason: "CLOSED" });
 });
 
 test("a part that cannot go on ends all others, and the program is told behind what is at hand", { timeout: 10_000 }, async () => {
