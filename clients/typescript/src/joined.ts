@@ -560,6 +560,11 @@ export function came(): SowError {
   return resync("the server has become one of several cells: subscribe again");
 }
 
+/** The error of a subscription to several cells whose home knows of none any more. */
+export function alone(): SowError {
+  return resync("the server has no placement any more: subscribe again");
+}
+
 /** The error of a call in a cell that has left the placement. */
 export function gone(cell: string): SowError {
   return new SowError(`the cell ${cell} has left the placement`, { reason: GONE, details: { cell } });

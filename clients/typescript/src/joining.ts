@@ -7,9 +7,9 @@
  */
 
 import { setTimeout as pause } from "node:timers/promises";
-import { closed, SowError } from "./errors.js";
+import { closed, InvalidArgument, SowError } from "./errors.js";
 import type { SubscribeRequest, SubscribeResponse } from "./gen/sow/v1/sow_pb.js";
-import { came, gone, JoinedCore, type PartCore } from "./joined.js";
+import { alone, came, gone, JoinedCore, type PartCore } from "./joined.js";
 import type { Change, JsonObject } from "./records.js";
 import type { Bookmarks } from "./requests.js";
 import { type CoreOptions, Following, Reader, Subscription } from "./subscription.js";
@@ -347,6 +347,9 @@ export class Parts<T, P = unknown> {
   /** Asks home for the cells, if it answers. */
   async #look(): Promise<void> {
     const found = await unlessRefused(this.#calls.places());
+    if (found?.all.has("")) {
+      throw alone();
+    }
     if (found !== undefined && !this.#isOver) {
       this.#found = found;
       this.changed.notify();
@@ -389,12 +392,12 @@ export class Parts<T, P = unknown> {
   }
 }
 
-/** undefined: the call has failed. Throws where the client is closed. */
+/** undefined: the call has failed. Throws where the client is closed, or does not go to a cell: topics would be missing. */
 async function unlessRefused<Value>(call: Promise<Value>): Promise<Value | undefined> {
   try {
     return await call;
   } catch (error) {
-    if (error instanceof SowError && error.reason !== "CLOSED") {
+    if (error instanceof SowError && error.reason !== "CLOSED" && !(error instanceof InvalidArgument)) {
       return undefined;
     }
     throw error;

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { AllRefused, closed, cut, DeadlineExceeded, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
+import { AllRefused, closed, cut, DeadlineExceeded, invalid, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
 import {
   ChangeOp,
   type SubscribeRequest,
@@ -654,6 +654,35 @@ test("a part that cannot go on ends all others, and the program is told behind w
   assert.ok(told.includes("a"), "it was at hand");
   assert.deepEqual([...new Set(cancelled)].sort(), ["a", "b"]);
   assert.equal((await changes.next()).done, true);
+});
+
+test("what home tells later is told: a cell to which the client does not go, and that there are no cells", { timeout: 10_000 }, async () => {
+  const refused = invalid("token", "goes to another machine over TLS only");
+  for (const [told, reason] of [[refused, "INVALID_ARGUMENT"], [undefined, "RESYNC_REQUIRED"]] as const) {
+    const cells = new Map(["a", "b"].map((name) => [name, new Cell(name, [name])]));
+    let isLater = false;
+    const cancelled: string[] = [];
+    const changes = await joinedOf(cells, endless(new Map(), cancelled), 1, () => {
+      if (isLater && told !== undefined) {
+        throw told;
+      }
+    });
+    isLater = true;
+    if (told === undefined) {
+      cells.clear();
+      cells.set("", new Cell("", []));
+    }
+    while (cancelled.length < 2) {
+      await new Promise(setImmediate);
+    }
+    const rest = async () => {
+      for await (const change of changes) {
+        assert.ok(["a", "b"].includes(change.cell!));
+      }
+    };
+    await assert.rejects(rest, { reason });
+    assert.equal((await changes.next()).done, true);
+  }
 });
 
 /** A call that gives what is pushed, until it is cancelled. */
