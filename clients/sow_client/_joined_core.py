@@ -221,7 +221,7 @@ class PartCore(SubscriptionCore):
         # A cell that is down keeps no other one waiting, if nothing is missed until it is there.
         request = self._request
         starts = request.sow or request.bookmark or request.earliest or request.start_time_micros
-        return self.stood or bool(self.cell and starts)
+        return self.stood or self.empty is not None or bool(self.cell and starts)
 
     def _heard(self, interruption: SowError | None) -> None:
         self.interruption = interruption
@@ -257,8 +257,8 @@ class PartCore(SubscriptionCore):
         self._heard_of = max(self._heard_of, int(placed) if placed.isdecimal() else 0)
         if self._standing:
             self._left_at = self._heard_of if placed and error.details.get("complete") == "true" else 0
-        if self._goes_back:
-            return 0.0
+        if self._goes_back and self._standing:
+            return 0.0  # that call is over; one that fails before it stands is as any other
         if error.reason == NOTHING:
             self._left_at = _ANY  # it has no topic that could have left
             self._backoff.reset()
@@ -271,19 +271,18 @@ class PartCore(SubscriptionCore):
             return EMPTY_SECONDS
         self.is_over = error.reason == _GONE
         self.placement_is_old = error.reason == "ACCESS_CHANGED"
-        if "cell" not in error.details or (self._lasts and isinstance(error, _statuses.AllRefused)):
-            error = self._named(error)
-        return super().ended(error, now=now, jitter=jitter)
+        return super().ended(self._named(error), now=now, jitter=jitter)
 
     def _named(self, error: SowError) -> SowError:
-        """The error with the name of the cell. A cell that refuses is waited for as one that does not answer, where
-        the others go on meanwhile."""
+        """The error with the name of the cell. A cell that refuses is waited for as one that is not reached, where the
+        others go on meanwhile. One that accepts calls and says nothing is not reached either."""
         named = error
         if "cell" not in error.details:
             named = _statuses.error_like(error, f"the cell {self.cell}: {error.message}", cell=self.cell)
-        if self._lasts and isinstance(error, _statuses.AllRefused):
-            named = Unavailable(named.message, reason=named.reason, details=named.details)
-        named.__cause__ = error.__cause__
+        if error.reason == "DEADLINE_EXCEEDED" or (self._lasts and isinstance(error, _statuses.AllRefused)):
+            named = Unavailable(named.message, reason="UNREACHABLE", details=named.details)
+        if named is not error:
+            named.__cause__ = error.__cause__
         return named
 
 

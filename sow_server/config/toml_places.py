@@ -10,12 +10,17 @@ _HEADING: Final = re.compile(r"""\s*(?:\[\[((?:[^]"']|"[^"]*"|'[^']*')+)\]\]|\[(
 DOTS_MAX: Final = 50
 _KEY_PART: Final = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
 _MANY_DOTS: Final = re.compile(rf"(?:\.[ \t]*+{_KEY_PART}[ \t]*+){{{DOTS_MAX}}}")
+_OF_LINES: Final = re.compile(r"""\"{3}|'{3}""")
+_COMMENT: Final = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 
 
 def many_dots(text: str) -> int | None:
     """The place of a name with `DOTS_MAX` dots or more; None: there is none. tomllib takes the square of their number:
-    hours for a megabyte. A name within a text counts, too, as only the parser tells texts from keys."""
+    hours for a megabyte. A name within a text counts, too, as only the parser tells texts from keys. A line that is a
+    comment does not, such as `# -.-.-.-`: in a file without texts of several lines it is known by its begin."""
     found = _MANY_DOTS.search(text)
+    if found is not None and not _OF_LINES.search(text):
+        found = _MANY_DOTS.search(_COMMENT.sub(lambda comment: " " * len(comment[0]), text))
     return None if found is None else found.start()
 
 

@@ -14,8 +14,9 @@
  *        from there. A topic that another cell shows from now on is told as a "resync", too.
  *   [5]  A topic that moves is shown by two parts in turn. The cell that it leaves ends the call once it has sent all
  *        changes of it. If that part hands out changes of the topic after the newer part, the newer one goes back to its
- *        first change of it once the older one has ended: so the last state of a record comes last. Under snapshots the
- *        changes of the older part are left out.
+ *        first change of it once the older one has ended: so the last state of a record comes last. Its own call is not ended
+ *        for that while its cell may still owe changes of a topic that has left there, as where two topics swap their cells.
+ *        Under snapshots the changes of the older part are left out.
  *        That end is a frame, `topics_left`: gRPC for Node drops what was not read yet when a call ends with an error.
  *   [6]  Without a placement there is one part, and all is as if that were the subscription itself.
  */
@@ -65,6 +66,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
   #leftAt = 0n; // with this placement the cell has ended the call, and had sent everything of topics that have left
   #heardOf = 0n; // this placement has ended a call
   #checked = 0; // the number of the call whose begin was checked
+  #owesNothing = 0; // the number of the call of which nothing is lost if it is ended
+  #hadNone = false; // no topic of the cell matched before the present call
 
   constructor(request: SubscribeRequest, options: CoreOptions, hears: (interruption: SowError | null) => void) {
     super(clone(SubscribeRequestSchema, request), options);
@@ -100,7 +103,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
     const version = told > this.#heardOf ? told : this.#heardOf; // a cell names it to others a little after it uses it
     const before = this.version;
     this.version = version;
-    const isInOrder = this.#leftAt === version || this.#leftAt === ANY || this.#goesBack;
+    this.#hadNone = this.#leftAt === ANY;
+    const isInOrder = this.#hadNone || this.#leftAt === version;
     this.#goBack(call);
     if (version === before) {
       return false;
@@ -131,8 +135,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
    */
   began(version: bigint): boolean {
     this.#checked = this.#calls;
-    if (version <= this.version) {
-      return true;
+    if (version <= this.version || this.#hadNone) {
+      return true; // it tells all of a topic that has come, and its end tells of one that leaves
     }
     this.#leftAt = 0n;
     return false;
@@ -143,16 +147,18 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
    * position from after the begin of that placement: topics that have left would be handed over before.
    */
   knows(version: bigint): boolean {
-    if (version <= this.version || !this.standing) {
-      return true;
-    }
-    const { version: seen, call, after } = this.#seen;
-    if (seen !== version || call !== this.#calls) {
-      return false;
-    }
-    if (isBehind(after, this.bookmark ?? "")) {
+    this.#owesNothing = 0;
+    if (version > this.version && this.standing) {
+      const { version: seen, call, after } = this.#seen;
+      if (seen !== version || call !== this.#calls) {
+        return false;
+      }
+      if (!isBehind(after, this.bookmark ?? "")) {
+        return true;
+      }
       this.version = version;
     }
+    this.#owesNothing = this.#calls;
     return true;
   }
 
@@ -165,6 +171,19 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
   goBack(): void {
     this.isOvertaken = false;
     this.#goesBack = true;
+  }
+
+  /**
+   * Its call is to be ended, as it goes back, and its cell owes no change of a topic that has left: that would be passed over.
+   */
+  get isToEnd(): boolean {
+    if (!this.#goesBack || !this.standing) {
+      return false;
+    }
+    if (this.#seen.call === this.#calls) {
+      this.knows(this.#seen.version);
+    }
+    return this.#owesNothing === this.#calls;
   }
 
   #goBack(call: SubscribeRequest): void {
@@ -203,7 +222,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
 
   /** A cell that is down keeps no other one waiting, if nothing is missed until it is there. */
   protected override get lasts(): boolean {
-    return this.stood || (this.cell !== "" && (this.asked.sow || this.asked.start.case !== undefined));
+    const { sow, start } = this.asked;
+    return this.stood || this.empty !== undefined || (this.cell !== "" && (sow || start.case !== undefined));
   }
 
   protected override tell(interruption: SowError | null): void {
@@ -252,8 +272,8 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
     if (this.standing) {
       this.#leftAt = placed !== undefined && details["complete"] === "true" ? this.#heardOf : 0n;
     }
-    if (this.#goesBack) {
-      return 0;
+    if (this.#goesBack && this.standing) {
+      return 0; // that call is over; one that fails before it stands is as any other
     }
     if (reason === NOTHING) {
       this.#leftAt = ANY; // it has no topic that could have left
@@ -274,17 +294,17 @@ export class PartCore<T = JsonObject> extends SubscriptionCore<T> {
   }
 
   /**
-   * The error with the name of the cell. A cell that refuses is waited for as one that does not answer, where the others go
-   * on meanwhile.
+   * The error with the name of the cell. A cell that refuses is waited for as one that is not reached, where the others go on
+   * meanwhile. One that accepts calls and says nothing is not reached either.
    */
   #named(error: SowError): SowError {
     const { cell } = this;
     const named = "cell" in error.details ? error : errorLike(error, `the cell ${cell}: ${error.text}`, { cell });
-    if (!this.lasts || !(named instanceof AllRefused)) {
+    if (named.reason !== "DEADLINE_EXCEEDED" && !(this.lasts && named instanceof AllRefused)) {
       return named;
     }
-    const { reason, details, retryAfterMs, cause } = named;
-    return new Unavailable(named.text, { reason, details, retryAfterMs, cause });
+    const { details, retryAfterMs, cause } = named;
+    return new Unavailable(named.text, { reason: "UNREACHABLE", details, retryAfterMs, cause });
   }
 }
 
@@ -488,7 +508,10 @@ export class JoinedCore<T = JsonObject> {
     return this.#request.sow ? [resyncOf(topic), ...changes] : changes;
   }
 
-  /** A part begins with another placement, or has ended. Returns those that now go back ([5]). */
+  /**
+   * A part begins with another placement, or has ended. Returns those that now go back ([5]): the call of each is to be ended,
+   * once it `isToEnd`.
+   */
   newer(than: PartCore<T>): PartCore<T>[] {
     const back = this.#turns.filter((one) => one !== than && one.isOvertaken && !this.#request.sow);
     back.forEach((one) => one.goBack());
@@ -535,6 +558,11 @@ export class JoinedCore<T = JsonObject> {
 /** The error of a subscription that began without a placement, and would miss the topics of other cells. */
 export function came(): SowError {
   return resync("the server has become one of several cells: subscribe again");
+}
+
+/** The error of a subscription to several cells whose home knows of none any more. */
+export function alone(): SowError {
+  return resync("the server has no placement any more: subscribe again");
 }
 
 /** The error of a call in a cell that has left the placement. */

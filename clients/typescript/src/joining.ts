@@ -7,9 +7,9 @@
  */
 
 import { setTimeout as pause } from "node:timers/promises";
-import { closed, SowError } from "./errors.js";
+import { closed, InvalidArgument, SowError } from "./errors.js";
 import type { SubscribeRequest, SubscribeResponse } from "./gen/sow/v1/sow_pb.js";
-import { came, gone, JoinedCore, type PartCore } from "./joined.js";
+import { alone, came, gone, JoinedCore, type PartCore } from "./joined.js";
 import type { Change, JsonObject } from "./records.js";
 import type { Bookmarks } from "./requests.js";
 import { type CoreOptions, Following, Reader, Subscription } from "./subscription.js";
@@ -228,7 +228,7 @@ export class Parts<T, P = unknown> {
       throw gone(part.cell);
     }
     if (part.cell !== "" && part.placed(await this.#calls.version(place), request)) {
-      this.#goBack(part);
+      await this.#goBack(part);
     }
     request.tellLeft = part.cell !== "";
     const call = await this.#calls.open(place, request, withinMs);
@@ -246,8 +246,13 @@ export class Parts<T, P = unknown> {
   }
 
   /** Parts that an older one has overtaken go back, as that one has ended now. */
-  #goBack(than: PartCore<T>): void {
-    this.#core.newer(than).forEach((part) => this.#running.get(part)?.callAgain());
+  async #goBack(than: PartCore<T>): Promise<void> {
+    for (const part of this.#core.newer(than)) {
+      await this.#lookAt(part);
+      if (part.isToEnd) {
+        this.#running.get(part)?.callAgain();
+      }
+    }
   }
 
   /** Each cell that has come gets a part. Without a placement there is that of home, which is carried on by its reader. */
@@ -282,23 +287,26 @@ export class Parts<T, P = unknown> {
           await this.changed.wait();
         }
         await part.step();
+        if (core.isToEnd) {
+          part.callAgain();
+        }
         this.changed.notify();
       }
     } catch (error) {
-      this.#ended(core, error);
+      await this.#ended(core, error).catch((failure: unknown) => this.#fail(failure));
     }
   }
 
   /** A part cannot go on. */
-  #ended(core: PartCore<T>, error: unknown): void {
+  async #ended(core: PartCore<T>, error: unknown): Promise<void> {
     this.#running.delete(core);
-    if (core.isOver) {
-      this.#goBack(core);
-      this.#core.drop(core);
-    } else {
+    if (!core.isOver) {
       this.#fail(error);
+      return;
     }
+    this.#core.drop(core);
     this.changed.notify();
+    await this.#goBack(core);
   }
 
   /** Ends all parts. Frames that are at hand are handed out before the program is told why. */
@@ -322,7 +330,7 @@ export class Parts<T, P = unknown> {
   async #keepLooking(): Promise<void> {
     try {
       for (;;) {
-        await pause(this.#lookMs, undefined, { signal: this.#closing.signal }).catch(() => undefined);
+        await pause(this.#lookMs, undefined, { signal: this.#closing.signal, ref: false }).catch(() => undefined);
         if (this.#isOver) {
           return;
         }
@@ -339,6 +347,9 @@ export class Parts<T, P = unknown> {
   /** Asks home for the cells, if it answers. */
   async #look(): Promise<void> {
     const found = await unlessRefused(this.#calls.places());
+    if (found?.all.has("")) {
+      throw alone();
+    }
     if (found !== undefined && !this.#isOver) {
       this.#found = found;
       this.changed.notify();
@@ -381,12 +392,12 @@ export class Parts<T, P = unknown> {
   }
 }
 
-/** undefined: the call has failed. */
+/** undefined: the call has failed. Throws where the client is closed, or does not go to a cell: topics would be missing. */
 async function unlessRefused<Value>(call: Promise<Value>): Promise<Value | undefined> {
   try {
     return await call;
   } catch (error) {
-    if (error instanceof SowError) {
+    if (error instanceof SowError && error.reason !== "CLOSED" && !(error instanceof InvalidArgument)) {
       return undefined;
     }
     throw error;

@@ -12,8 +12,8 @@ from operator import length_hint
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Change, NotFound, ResyncRequired, SowError, Unavailable
-from sow_client._joined_core import JoinedCore, PartCore
+from sow_client import Change, DeadlineExceeded, NotFound, ResyncRequired, SowError, Unavailable
+from sow_client._joined_core import JoinedCore, PartCore, gone
 from sow_client._statuses import AllRefused
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
 
@@ -272,6 +272,29 @@ def test_a_cell_that_refuses_is_waited_for_if_nothing_is_missed_meanwhile(waits:
             part.ended(refused, now=0.0, jitter=0.5)
 
 
+def test_a_cell_without_a_topic_is_waited_for_as_the_others_are() -> None:
+    """Story: a cell without a topic of the pattern was restarted, and the subscription to all others ended. So it did
+    where a cell accepted calls and said nothing."""
+    request = sow_pb2.SubscribeRequest(topic_pattern=".*")
+    core = JoinedCore(request, None, retry_for=60.0, connect_timeout=5.0)
+    core.begin("a", request)
+    core.found(["a", "b"])
+    assert core.parts is not None
+    part = core.parts["b"]
+    part.request(now=0.0)
+    part.ended(NOTHING, now=0.0, jitter=0.5)
+    silent = DeadlineExceeded("no answer in time", reason="DEADLINE_EXCEEDED")
+    refused = AllRefused("cannot connect to b:1", reason="UNREACHABLE")
+    for now, error in ((10.0, silent), (20.0, CUT), (30.0, refused)):
+        part.request(now=now - 10.0)
+        assert part.ended(error, now=now, jitter=0.5) > 0
+        assert part.interruption is not None
+    part.request(now=30.0)
+    part.ended(NOTHING, now=30.0, jitter=0.5)
+    told = [(type(one), one.message, one.reason) if one else None for one in core.heard()]
+    assert told == [(Unavailable, "the cell b: no answer in time", "UNREACHABLE"), None], "told once"
+
+
 def part_at(version: int, journal: Journal) -> PartCore:
     """A part of the cell a whose call has begun with a placement, after 5."""
     request = sow_pb2.SubscribeRequest(topic_pattern=".*")
@@ -353,6 +376,20 @@ def test_a_placement_that_comes_with_the_first_topic_of_a_cell_takes_nothing_awa
     part.ended(Unavailable("left", reason="ACCESS_CHANGED", details=left), now=0.0, jitter=0.5)
     with pytest.raises(ResyncRequired, match="it has another placement"):
         part.placed(2, part.request(now=0.0))
+
+
+def test_a_part_that_goes_back_waits_for_its_cell_and_ends_as_any_other() -> None:
+    """It called again without a pause and without an end, whatever the cell answered, and nobody was told."""
+    part = part_at(1, Journal())
+    part.go_back()
+    assert part.ended(CUT, now=0.0, jitter=0.5) == 0.0
+    part.request(now=0.0)
+    assert part.ended(CUT, now=0.0, jitter=0.5) > 0
+    assert part.interruption is not None
+    part.request(now=0.0)
+    with pytest.raises(SowError, match="has left the placement"):
+        part.ended(gone("a"), now=0.0, jitter=0.5)
+    assert part.is_over
 
 
 @pytest.mark.parametrize("cut", [False, True])

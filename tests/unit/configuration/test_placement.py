@@ -48,6 +48,9 @@ def places(folder: Path, text: str, cell: str = "a") -> Places:
         ('version = "1"', ': version: expected an integer, found the text "1"'),
         ("version = 0", ": version: 0 is below the minimum, 1"),
         pytest.param("version = 1\n" + "a." * 2_000 + "a = 1", ":2:2: a name here has 50 dots or more", id="dots"),
+        pytest.param(
+            "# '''\n#" + " -." * 60 + "\n" + "a." * 60 + "a = 1", ":2:4: a name here has 50", id="dots of no comment"
+        ),
         pytest.param("[a" + ' . \'b\'."\\""' * 25 + "]", ":1:4: a name here has 50 dots or more", id="odd dots"),
         ("version = 1", ": cells: expected the table [cells] with the addresses of each cell"),
         ("version = 1\n[cells]", ":2: cells: expected the table [cells] with the addresses of each cell"),
@@ -77,6 +80,14 @@ def test_a_fault_names_the_file_the_line_and_the_key(tmp_path: Path, text: str, 
     with pytest.raises(ConfigError) as refused:
         load_placement(path)
     assert str(refused.value).startswith(f"{path}{told}")
+
+
+def test_a_line_of_dots_and_dashes_is_a_comment_as_any_other(tmp_path: Path) -> None:
+    path = written(tmp_path, f"# {'-.' * 60}\n\t#{' . -' * 60}\n{placement(1)}")
+    load_placement(path)
+    path.write_text(path.read_text() + "a." * 60 + "a = 1\n")
+    with pytest.raises(ConfigError, match=r":8:2: a name here has 50 dots or more"):
+        load_placement(path)
 
 
 @pytest.mark.parametrize(

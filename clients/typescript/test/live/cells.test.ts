@@ -292,7 +292,7 @@ with Client(${JSON.stringify(cells.at("a"))}) as client:
 });
 
 test("a list is whole or an error that names the cell", { skip }, async (t) => {
-  const client = connect(t, { connectTimeoutMs: 300 });
+  const client = connect(t, { connectTimeoutMs: 2_000 });
   await cells.servers.b.stop();
   const lists = [client.topics(), client.durables(), client.loads(), client.subscriptions(), client.sessions()];
   for (const list of lists) {

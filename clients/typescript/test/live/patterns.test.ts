@@ -295,6 +295,31 @@ test("no change is lost when a topic moves, and the last state comes last", live
   await cells.place([]);
 });
 
+test("no change is lost when two topics swap their cells", live, async (t) => {
+  const client = connect(t);
+  const both = [cells.topic("a"), cells.topic("b")] as const;
+  for (const name of both) {
+    await client.call(AdminService.method.createTopic, { name });
+  }
+  const changes = await client.subscribe(pattern(...both), { batchSize: 1 });
+  for (let n = 0; n < 50; n++) {
+    for (const name of both) {
+      await client.publish(name, { n }, { key: "1" });
+    }
+  }
+  await cells.place([[both[0], "b"], [both[1], "a"]]);
+  for (const name of both) {
+    await client.publish(name, { n: 50 }, { key: "1" });
+  }
+  const seen = new Map<string, number[]>(both.map((name) => [name, []]));
+  while ([...seen.values()].some((found) => new Set(found).size < 51 || found.at(-1) !== 50)) {
+    const [change] = await taken(changes, 1);
+    seen.get(change!.topic)!.push("record" in change! ? Number(change.record.data["n"]) : NaN);
+  }
+  changes.close();
+  await cells.place([]);
+});
+
 test("programs go on while a topic moves with its records, and no change of the pattern is lost", live, async (t) => {
   const client = connect(t);
   const [topic, other] = [cells.topic("a"), cells.topic("b")];

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { create, type MessageInitShape } from "@bufbuild/protobuf";
-import { AllRefused, cut, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
+import { AllRefused, closed, cut, DeadlineExceeded, invalid, NotFound, ResyncRequired, type SowError, Unavailable } from "../../src/errors.js";
 import {
   ChangeOp,
   type SubscribeRequest,
@@ -11,7 +11,7 @@ import {
   type SubscribeResponse,
   SubscribeResponseSchema,
 } from "../../src/gen/sow/v1/sow_pb.js";
-import { JoinedCore, type PartCore } from "../../src/joined.js";
+import { gone, JoinedCore, type PartCore } from "../../src/joined.js";
 import { JoinedSubscription, Parts } from "../../src/joining.js";
 import type { Change } from "../../src/records.js";
 import type { Bookmarks } from "../../src/requests.js";
@@ -194,22 +194,33 @@ class World {
     }
     try {
       part.feed(value);
+      this.endOneThatGoesBack(part);
     } catch (error) {
       cell.call = undefined;
       part.ended(error as SowError, NOW);
     }
   }
 
+  lookAt(part: PartCore): void {
+    const cell = this.cells.get(part.cell)!;
+    if (!part.knows(cell.version)) {
+      part.saw(cell.version, cell.bookmark(cell.journal.length));
+    }
+    this.endOneThatGoesBack(part);
+  }
+
+  endOneThatGoesBack(part: PartCore): void {
+    const cell = this.cells.get(part.cell)!;
+    if (part.isToEnd && cell.call !== undefined) {
+      cell.call = undefined;
+      part.ended(CUT, NOW);
+    }
+  }
+
   call(part: PartCore, cell: Cell): void {
     const request = part.request(0);
     if (part.placed(cell.version, request)) {
-      for (const back of this.core.newer(part)) {
-        const other = this.cells.get(back.cell)!;
-        if (other.call !== undefined) {
-          other.call = undefined;
-          back.ended(CUT, NOW);
-        }
-      }
+      this.core.newer(part).forEach((back) => this.lookAt(back));
     }
     cell.leavesAt = undefined;
     cell.seen = new Set(cell.topics);
@@ -353,6 +364,29 @@ test("a cell that refuses is waited for if nothing is missed meanwhile", () => {
   }
 });
 
+test("a cell without a topic is waited for as the others are, and so is one that accepts calls and says nothing", () => {
+  const heard: (SowError | null)[] = [];
+  const options = { ...OPTIONS, onInterruption: (error: SowError | null) => heard.push(error) };
+  const core = new JoinedCore(create(SubscribeRequestSchema, { topicPattern: ".*" }), undefined, options);
+  core.begin("a", create(SubscribeRequestSchema, { topicPattern: ".*" }));
+  core.found(["a", "b"]);
+  const part = partOf(core, "b");
+  part.request(0);
+  part.ended(NOTHING, NOW);
+  const silent = new DeadlineExceeded("no answer in time", { reason: "DEADLINE_EXCEEDED" });
+  const refused = new AllRefused("cannot connect to b:1", { reason: "UNREACHABLE" });
+  for (const [nowMs, error] of [[10_000, silent], [15_000, CUT], [20_000, refused]] as const) {
+    part.request(nowMs - 5_000);
+    assert.ok(part.ended(error, { nowMs, jitter: 0.5 }) > 0);
+  }
+  assert.deepEqual(heard.map((error) => error?.text), ["the cell b: no answer in time"], "told once");
+  assert.deepEqual([heard[0]!.reason, heard[0] instanceof Unavailable], ["UNREACHABLE", true]);
+  part.request(30_000);
+  part.ended(NOTHING, { nowMs: 30_000, jitter: 0.5 });
+  assert.equal(heard.at(-1), null);
+  assert.equal(core.cells.get("b"), null);
+});
+
 /** A part of the cell a whose call has begun with a placement, after 5. */
 function partAt(version: bigint): PartCore {
   const request = create(SubscribeRequestSchema, { topicPattern: ".*" });
@@ -396,6 +430,75 @@ test("a call that goes on knows a placement once it is behind its begin, and one
   part.ended(NOTHING, NOW);
   assert.ok(!part.began(2n));
   assert.throws(() => part.placed(2n, part.request(0)), ResyncRequired);
+});
+
+test("a placement that comes with the first topic of a cell takes nothing away", () => {
+  const part = partAt(1n);
+  part.ended(NOTHING, NOW);
+  part.placed(1n, part.request(0));
+  part.feed(progress("aaaa.0"));
+  assert.ok(part.isNew);
+  assert.ok(part.began(2n));
+  const details = { complete: "false", placement_version: "2" };
+  part.ended(new Unavailable("left", { reason: "ACCESS_CHANGED", details }), NOW);
+  assert.throws(() => part.placed(2n, part.request(0)), ResyncRequired);
+});
+
+test("two topics that swap their cells lose nothing: a call that owes changes is not ended to go back ([5])", () => {
+  for (const isCut of [false, true]) {
+    const world = new World(1, false);
+    const [a, b] = ["a", "b"].map((name) => world.cells.get(name)!) as [Cell, Cell];
+    const [ofA, ofB] = [partOf(world.core, "a"), partOf(world.core, "b")];
+    const takeAll = () => [world.take(), world.take()];
+    for (const [cell, part] of [[b, ofB], [a, ofA], [b, ofB]] as const) {
+      if (!part.stood) {
+        part.placed(1n, part.request(0));
+        part.feed(progress(cell.bookmark(0)));
+      }
+      cell.publish("swapped", String(world.told.length));
+      part.feed(cell.changes(cell.journal.at(-1)!));
+      takeAll();
+    }
+    assert.deepEqual(world.told, ["swapped 0", "swapped 1", "swapped 2"]);
+    const ended = (version: bigint) => {
+      const details = { complete: "true", placement_version: String(version) };
+      return new Unavailable("left", { reason: "ACCESS_CHANGED", details });
+    };
+    ofB.ended(ended(2n), NOW);
+    assert.ok(ofB.placed(2n, ofB.request(0)));
+    assert.deepEqual(world.core.newer(ofB), [ofA]);
+    assert.ok(!ofA.knows(2n));
+    a.publish("a", "3");
+    ofA.saw(2n, a.bookmark(2));
+    assert.ok(!ofA.isToEnd, "it is behind the placement");
+    if (isCut) {
+      ofA.ended(CUT, NOW);
+      assert.throws(() => ofA.placed(2n, ofA.request(0)), ResyncRequired);
+      continue;
+    }
+    ofA.feed(a.changes(a.journal[1]!));
+    assert.ok(!ofA.isToEnd, "its change was not handed out");
+    takeAll();
+    ofA.feed(progress(a.bookmark(2)));
+    assert.ok(ofA.isToEnd);
+    ofA.ended(CUT, NOW);
+    const request = ofA.request(0);
+    ofA.placed(2n, request);
+    assert.deepEqual(request.start, { case: "bookmark", value: a.bookmark(0) }, "before its first change of the topic");
+  }
+});
+
+test("a part that goes back waits for its cell, and ends as any other ([5])", () => {
+  const part = partAt(1n);
+  part.goBack();
+  assert.equal(part.ended(CUT, NOW), 0);
+  part.request(0);
+  assert.ok(part.ended(CUT, NOW) > 0, "its cell is down");
+  assert.equal(part.interruption!.reason, "UNREACHABLE");
+  part.request(0);
+  assert.throws(() => part.ended(new NotFound("no", { reason: "UNAUTHENTICATED" }), NOW));
+  assert.throws(() => part.ended(gone("a"), NOW));
+  assert.ok(part.isOver);
 });
 
 test("a cell that leaves the placement is dropped with its topics, and its outage ends ([4])", () => {
@@ -464,11 +567,15 @@ async function joinedOf(
   cells: ReadonlyMap<string, Cell>,
   open: (cell: Cell) => Promise<Frames<SubscribeResponse>>,
   lookMs?: number,
+  asked: () => void = () => undefined,
 ) {
   const request = create(SubscribeRequestSchema, { topicPattern: ".*" });
   const core = new JoinedCore(request, undefined, OPTIONS);
   const parts = new Parts(core, {
-    places: async () => ({ home: "a", all: new Map(cells) }),
+    places: async () => {
+      asked();
+      return { home: "a", all: new Map(cells) };
+    },
     version: async ({ version }) => version,
     open,
     isOfMany: () => false,
@@ -496,6 +603,27 @@ test("a program that reads slowly holds up every cell: one frame of each is at h
   assert.deepEqual(told.filter((cell) => cell === "a").length, 20, "they take turns");
   changes.close();
   assert.equal((await changes.next()).done, true);
+});
+
+test("a client that is closed ends a subscription that nobody reads, and its looks at the cells", { timeout: 10_000 }, async () => {
+  const cells = new Map(["a", "b"].map((name) => [name, new Cell(name, [name])]));
+  const cancelled: string[] = [];
+  let isClosed = false;
+  const changes = await joinedOf(cells, endless(new Map(), cancelled), 1, () => {
+    if (isClosed) {
+      throw closed("client");
+    }
+  });
+  isClosed = true;
+  while (cancelled.length < 2) {
+    await new Promise(setImmediate);
+  }
+  const rest = async () => {
+    for await (const change of changes) {
+      assert.ok(["a", "b"].includes(change.cell!), "it was at hand");
+    }
+  };
+  await assert.rejects(rest, { reason: "CLOSED" });
 });
 
 test("a part that cannot go on ends all others, and the program is told behind what is at hand", { timeout: 10_000 }, async () => {
@@ -526,6 +654,35 @@ test("a part that cannot go on ends all others, and the program is told behind w
   assert.ok(told.includes("a"), "it was at hand");
   assert.deepEqual([...new Set(cancelled)].sort(), ["a", "b"]);
   assert.equal((await changes.next()).done, true);
+});
+
+test("what home tells later is told: a cell to which the client does not go, and that there are no cells", { timeout: 10_000 }, async () => {
+  const refused = invalid("token", "goes to another machine over TLS only");
+  for (const [told, reason] of [[refused, "INVALID_ARGUMENT"], [undefined, "RESYNC_REQUIRED"]] as const) {
+    const cells = new Map(["a", "b"].map((name) => [name, new Cell(name, [name])]));
+    let isLater = false;
+    const cancelled: string[] = [];
+    const changes = await joinedOf(cells, endless(new Map(), cancelled), 1, () => {
+      if (isLater && told !== undefined) {
+        throw told;
+      }
+    });
+    isLater = true;
+    if (told === undefined) {
+      cells.clear();
+      cells.set("", new Cell("", []));
+    }
+    while (cancelled.length < 2) {
+      await new Promise(setImmediate);
+    }
+    const rest = async () => {
+      for await (const change of changes) {
+        assert.ok(["a", "b"].includes(change.cell!));
+      }
+    };
+    await assert.rejects(rest, { reason });
+    assert.equal((await changes.next()).done, true);
+  }
 });
 
 /** A call that gives what is pushed, until it is cancelled. */
