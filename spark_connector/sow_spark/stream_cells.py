@@ -10,7 +10,8 @@ one journal: the offsets are then those of a `ChangesReader`.
          The new cell has to know this position, by its marks (rule F18), or else the changes are lost (DATA_LOST). It
          begins there with a micro-batch that has none of its rows, as in [1]. A micro-batch that was planned before is
          read up to the head there, so some changes come again. While no cell has the topic, the query waits.
-    [3]  The limit of a trigger holds for all cells together, but for at least one entry of each.
+    [3]  The limit of a trigger holds for all cells together, but for at least one entry of each. A topic that has come
+         to a cell is first read up to the position of the others there, however much that is.
 """
 
 from __future__ import annotations
