@@ -528,6 +528,11 @@ def came() -> SowError:
     return ResyncRequired("the server has become one of several cells: subscribe again", reason="RESYNC_REQUIRED")
 
 
+def alone() -> SowError:
+    """The error of a subscription to several cells whose home knows of none any more."""
+    return ResyncRequired("the server has no placement any more: subscribe again", reason="RESYNC_REQUIRED")
+
+
 def gone(cell: str) -> SowError:
     """The error of a call in a cell that has left the placement."""
     return SowError(f"the cell {cell} has left the placement", reason=_GONE, details={"cell": cell})

@@ -14,10 +14,10 @@ from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
 from sow_client._aio_subscription import AioOpenSubscription, AioSubscribeCall, AsyncSubscription
 from sow_client._cells import Place, Way
-from sow_client._joined_core import JoinedCore, PartCore, came, gone
+from sow_client._joined_core import JoinedCore, PartCore, alone, came, gone
 from sow_client._workers import AioCondition, AioFault, AioGuard, AioWorker
 from sow_client.aio._moving import AsyncTransport
-from sow_client.errors import SowError
+from sow_client.errors import InvalidArgument, SowError
 
 LOOK_SECONDS: Final = 10.0
 """How often home is asked for its cells: as often as cells look at each other (rule C7)."""
@@ -237,11 +237,21 @@ class AioParts:
 
     async def look(self) -> None:
         """Asks home for the cells, if it answers."""
-        with suppress(SowError):
+        failure: SowError | None = None
+        found = self.found
+        try:
             found = await self._calls.places()
-            with self.guard:
+        except InvalidArgument as error:
+            failure = error  # it does not go to a cell that has come, and would miss its topics
+        except SowError:
+            return
+        if found is not None and "" in found:
+            failure = alone()
+        with self.guard:
+            if failure is None:
                 self.found = found
-                self.changed.notify_all()
+            self.failure = self.failure or failure
+            self.changed.notify_all()
 
     async def look_at_each(self) -> None:
         """Asks each cell for its placement, if it answers."""

@@ -14,11 +14,11 @@ from typing import Final, Protocol, TypeAlias
 from sow.v1 import sow_pb2
 from sow_client import _process, _statuses
 from sow_client._cells import Place, Way
-from sow_client._joined_core import JoinedCore, PartCore, came, gone
+from sow_client._joined_core import JoinedCore, PartCore, alone, came, gone
 from sow_client._subscription import OpenSubscription, SubscribeCall, Subscription
 from sow_client._workers import Condition, Fault, Guard, Worker
 from sow_client.blocking._moving import Transport
-from sow_client.errors import SowError
+from sow_client.errors import InvalidArgument, SowError
 
 LOOK_SECONDS: Final = 10.0
 """How often home is asked for its cells: as often as cells look at each other (rule C7)."""
@@ -238,11 +238,21 @@ class Parts:
 
     def look(self) -> None:
         """Asks home for the cells, if it answers."""
-        with suppress(SowError):
+        failure: SowError | None = None
+        found = self.found
+        try:
             found = self._calls.places()
-            with self.guard:
+        except InvalidArgument as error:
+            failure = error  # it does not go to a cell that has come, and would miss its topics
+        except SowError:
+            return
+        if found is not None and "" in found:
+            failure = alone()
+        with self.guard:
+            if failure is None:
                 self.found = found
-                self.changed.notify_all()
+            self.failure = self.failure or failure
+            self.changed.notify_all()
 
     def look_at_each(self) -> None:
         """Asks each cell for its placement, if it answers."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from operator import length_hint
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from sow.v1 import sow_pb2
-from sow_client import Change, DeadlineExceeded, NotFound, ResyncRequired, SowError, Unavailable
+from sow_client import Change, DeadlineExceeded, InvalidArgument, NotFound, ResyncRequired, SowError, Unavailable
+from sow_client._cells import Place
 from sow_client._joined_core import JoinedCore, PartCore, gone
 from sow_client._statuses import AllRefused
+from sow_client.blocking._joining import CellCalls, Parts
 from tests.support.fakes.subscriptions import Entry, Journal, columns, put
 
 NOTHING = NotFound("no topic matches", reason="PATTERN_MATCHES_NOTHING")
@@ -390,6 +394,26 @@ def test_a_part_that_goes_back_waits_for_its_cell_and_ends_as_any_other() -> Non
     with pytest.raises(SowError, match="has left the placement"):
         part.ended(gone("a"), now=0.0, jitter=0.5)
     assert part.is_over
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        (InvalidArgument("token: goes to another machine over TLS only", reason="INVALID_ARGUMENT"), InvalidArgument),
+        ({"": Place("", "", None)}, ResyncRequired),
+        (CUT, None),
+    ],
+)
+def test_what_home_tells_later_ends_a_subscription_that_would_miss_topics(
+    told: SowError | dict[str, Place[Any]], error: type[SowError] | None
+) -> None:
+    """Its answer was passed over: a cell to which the client does not go, and that there are no cells any more."""
+    core = JoinedCore(sow_pb2.SubscribeRequest(topic_pattern=".*"), None, retry_for=60.0, connect_timeout=5.0)
+    places = Mock(side_effect=[told])
+    parts = Parts(core, CellCalls(places, Mock(), Mock(), Mock()))
+    parts.look()
+    assert type(parts.failure) is (error or type(None))
+    assert parts.found is None
 
 
 @pytest.mark.parametrize("cut", [False, True])
