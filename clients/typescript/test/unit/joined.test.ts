@@ -191,6 +191,7 @@ class World {
     const { done, value } = cell.call.next();
     if (value === undefined) {
       assert.ok(!done);
+      this.endOneThatGoesBack(part);
       return;
     }
     try {
