@@ -286,10 +286,10 @@ export class Parts<T, P = unknown> {
         while (!core.isTaken && !this.#isOver) {
           await this.changed.wait();
         }
-        await part.step();
         if (core.isToEnd) {
           part.callAgain();
         }
+        await part.step();
         this.changed.notify();
       }
     } catch (error) {
