@@ -10,8 +10,9 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
+version=1.14.7
 npm init --yes >/dev/null
-npm install --silent --no-audit --no-fund @grpc/grpc-js@1.14.7
+npm install --silent --no-audit --no-fund "@grpc/grpc-js@$version"
 cat >stream.mjs <<'NODE'
 import assert from "node:assert/strict";
 import { setTimeout as pause } from "node:timers/promises";
